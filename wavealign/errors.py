@@ -1,0 +1,36 @@
+"""The errors WaveAlign raises on purpose.
+
+Each message names what was read, what was found, what was expected and what to do next.
+The command line turns them into exit codes: `InputError` 2, `MissingCapabilityError` 3.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class WaveAlignError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class InputError(WaveAlignError, ValueError):
+    """Something the caller gave (a file, an option, an array) can't be used as it is."""
+
+
+class MissingCapabilityError(WaveAlignError, RuntimeError):
+    """This machine or installation lacks what the request needs (a GPU, an extra)."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
+    """An `InputError` for a name that isn't in a registry, with the nearest match.
+
+    Args:
+        kind: what the name stands for, e.g. ``"policy"``.
+        name: what the caller wrote.
+        valid: every name that would have been accepted.
+    """
+    names = list(valid)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+    return InputError(f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}.")

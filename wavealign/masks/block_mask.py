@@ -1,0 +1,318 @@
+"""The block mask: which K/V blocks each query block of each head attends to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wavealign.errors import InputError
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMask:
+    """One head of a `BlockMask`: CSR over its M rows, sharing the mask's memory.
+
+    Attributes:
+        indptr: int64 ``(M + 1,)``, starting at 0.
+        indices: int32 ``(nnz,)``, K/V blocks, ascending inside a row.
+        M: query blocks.
+        N: K/V blocks.
+    """
+
+    indptr: Int64Array
+    indices: Int32Array
+    M: int
+    N: int
+
+    @cached_property
+    def row_nnz(self) -> Int64Array:
+        """K/V blocks per row, int64 ``(M,)``."""
+        return np.diff(self.indptr)
+
+    def to_dense(self) -> BoolArray:
+        """The head as bool ``(M, N)``."""
+        dense = np.zeros(self.M * self.N, dtype=np.bool_)
+        rows = np.repeat(np.arange(self.M, dtype=np.int64) * self.N, self.row_nnz)
+        dense[rows + self.indices] = True
+        return dense.reshape(self.M, self.N)
+
+    def take_rows(self, rows: npt.NDArray[np.integer[Any]]) -> HeadMask:
+        """The head with only these rows, in this order."""
+        nnz = self.row_nnz[rows]
+        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(nnz, out=indptr[1:])
+        source = np.arange(indptr[-1]) + np.repeat(self.indptr[rows] - indptr[:-1], nnz)
+        return HeadMask(indptr, self.indices[source], len(rows), self.N)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMask:
+    """A block mask ``[H, M, N]`` in CSR form over its ``H * M`` rows.
+
+    Memory grows with the number of kept blocks, never with tokens. The arrays are made
+    read-only.
+
+    Attributes:
+        indptr: int64 ``(H * M + 1,)``; row ``h * M + i`` is query block `i` of head `h`.
+        indices: int32 ``(nnz,)``; K/V blocks, ascending and unique inside a row.
+        H: heads.
+        M: query blocks per head.
+        N: K/V blocks per head.
+        block_q: tokens per query block.
+        block_kv: tokens per K/V block.
+        tokens_q: query tokens; the last query block may be ragged.
+        tokens_kv: key/value tokens; the last K/V block may be ragged.
+        meta: whatever the file says about itself.
+
+    Raises:
+        InputError: sizes or arrays that contradict each other.
+    """
+
+    indptr: Int64Array
+    indices: Int32Array
+    H: int
+    M: int
+    N: int
+    block_q: int
+    block_kv: int
+    tokens_q: int
+    tokens_kv: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("H", "M", "N", "block_q", "block_kv", "tokens_q", "tokens_kv"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; expected at least 1.")
+        for axis, blocks, block, tokens in (
+            ("query", self.M, self.block_q, self.tokens_q),
+            ("key/value", self.N, self.block_kv, self.tokens_kv),
+        ):
+            if math.ceil(tokens / block) != blocks:
+                raise InputError(
+                    f"block size and sequence length contradict the mask: {tokens} {axis} "
+                    f"tokens in blocks of {block} make {math.ceil(tokens / block)} blocks, the "
+                    f"mask has {blocks}."
+                )
+        _check_csr(self.indptr, self.indices, self.H * self.M, self.N)
+        object.__setattr__(self, "indptr", _frozen(self.indptr, np.int64))
+        object.__setattr__(self, "indices", _frozen(self.indices, np.int32))
+
+    @classmethod
+    def from_csr(
+        cls,
+        indptr: npt.ArrayLike,
+        indices: npt.ArrayLike,
+        shape: Sequence[int],
+        block: tuple[int, int] = (128, 128),
+        tokens: tuple[int, int] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> BlockMask:
+        """A mask from row pointers and K/V block lists.
+
+        Args:
+            indptr: ``(H * M + 1,)`` whole numbers.
+            indices: ``(nnz,)`` whole numbers; a row's blocks may come in any order.
+            shape: ``(H, M, N)``.
+            block: tokens per query block and per K/V block.
+            tokens: query and key/value tokens; by default every block is full.
+            meta: kept as it is.
+
+        Raises:
+            InputError: decreasing `indptr`, indices out of range, a block listed twice.
+        """
+        H, M, N = (int(n) for n in shape)
+        pointers = np.asarray(indptr, dtype=np.int64)
+        blocks = np.asarray(indices)
+        if blocks.size and (blocks.min() < 0 or blocks.max() >= N):
+            wrong = int(blocks.min() if blocks.min() < 0 else blocks.max())
+            raise InputError(
+                f"indices hold K/V block {wrong}; expected 0 to {N - 1} for a mask of {N} K/V "
+                "blocks."
+            )
+        _check_pointers(pointers, blocks.size, H * M)
+        tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+        return cls(
+            pointers,
+            _sort_rows(pointers, blocks.astype(np.int32, copy=False)),
+            H,
+            M,
+            N,
+            *block,
+            tokens_q,
+            tokens_kv,
+            dict(meta or {}),
+        )
+
+    @classmethod
+    def from_dense(
+        cls,
+        mask: npt.ArrayLike,
+        block: tuple[int, int] = (128, 128),
+        tokens: tuple[int, int] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> BlockMask:
+        """A mask from a bool array ``(M, N)``, ``(H, M, N)`` or ``(B, H, M, N)``.
+
+        A batch axis is folded into the heads. Other dtypes are read as "not zero".
+        """
+        dense = np.asarray(mask)
+        if dense.ndim not in (2, 3, 4) or 0 in dense.shape:
+            raise InputError(
+                f"a mask array of shape {dense.shape}; expected (M, N), (H, M, N) or "
+                "(B, H, M, N) with no axis of size 0."
+            )
+        M, N = dense.shape[-2:]
+        heads = dense.reshape(-1, M, N)
+        indptr = np.zeros(len(heads) * M + 1, dtype=np.int64)
+        parts = []
+        for h, head in enumerate(heads):
+            kept = np.flatnonzero(head)
+            indptr[h * M + 1 : (h + 1) * M + 1] = np.bincount(kept // N, minlength=M)
+            parts.append((kept % N).astype(np.int32))
+        np.cumsum(indptr, out=indptr)
+        tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+        return cls(
+            indptr,
+            np.concatenate(parts),
+            len(heads),
+            M,
+            N,
+            *block,
+            tokens_q,
+            tokens_kv,
+            dict(meta or {}),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(H, M, N)``."""
+        return self.H, self.M, self.N
+
+    @property
+    def nnz(self) -> int:
+        """Kept blocks over all heads."""
+        return len(self.indices)
+
+    @property
+    def density(self) -> float:
+        """Kept blocks / all blocks (ρ)."""
+        return self.nnz / (self.H * self.M * self.N)
+
+    @property
+    def last_kv_tokens(self) -> int:
+        """Tokens in the last K/V block of a head, ragged or not."""
+        return self.tokens_kv - (self.N - 1) * self.block_kv
+
+    def head(self, h: int) -> HeadMask:
+        """Head `h` as a view."""
+        pointers = self.indptr[h * self.M : (h + 1) * self.M + 1]
+        return HeadMask(
+            pointers - pointers[0], self.indices[pointers[0] : pointers[-1]], self.M, self.N
+        )
+
+    def heads(self) -> Iterator[HeadMask]:
+        """Every head in turn."""
+        return (self.head(h) for h in range(self.H))
+
+    def select_heads(self, heads: Sequence[int]) -> BlockMask:
+        """The mask with only these heads, in this order."""
+        parts = [self.head(h) for h in heads]
+        indptr = np.zeros(len(parts) * self.M + 1, dtype=np.int64)
+        np.cumsum(np.concatenate([p.row_nnz for p in parts]), out=indptr[1:])
+        return BlockMask(
+            indptr,
+            np.concatenate([p.indices for p in parts]),
+            len(parts),
+            self.M,
+            self.N,
+            self.block_q,
+            self.block_kv,
+            self.tokens_q,
+            self.tokens_kv,
+            self.meta,
+        )
+
+    @cached_property
+    def touched_kv_blocks(self) -> tuple[Int64Array, BoolArray]:
+        """Distinct K/V blocks per head, int64 ``(H,)``, and whether the last one is among them."""
+        counts = np.zeros(self.H, dtype=np.int64)
+        has_last = np.zeros(self.H, dtype=np.bool_)
+        for h, head in enumerate(self.heads()):
+            touched = np.bincount(head.indices, minlength=self.N) > 0
+            counts[h] = np.count_nonzero(touched)
+            has_last[h] = touched[-1]
+        return counts, has_last
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the mask's content (sizes and lists, not `meta`), 32 hex digits."""
+        state = hashlib.blake2b(digest_size=16)
+        sizes = [*self.shape, self.block_q, self.block_kv, self.tokens_q, self.tokens_kv]
+        state.update(np.asarray(sizes, dtype="<i8").tobytes())
+        state.update(self.indptr.astype("<i8", copy=False).data)
+        state.update(self.indices.astype("<i4", copy=False).data)
+        return state.hexdigest()
+
+
+def _frozen(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    frozen = np.ascontiguousarray(array, dtype=dtype).view()
+    frozen.flags.writeable = False
+    return frozen
+
+
+def _check_pointers(indptr: Int64Array, nnz: int, rows: int) -> None:
+    if indptr.shape != (rows + 1,):
+        raise InputError(
+            f"indptr has shape {indptr.shape}; expected ({rows + 1},): one more than H*M rows."
+        )
+    if indptr[0] != 0 or indptr[-1] != nnz:
+        raise InputError(
+            f"indptr runs from {indptr[0]} to {indptr[-1]}; expected 0 to {nnz}, the number of "
+            "indices."
+        )
+    steps = np.diff(indptr)
+    if steps.size and steps.min() < 0:
+        row = int(np.argmax(steps < 0))
+        raise InputError(
+            f"indptr is not sorted: it falls from {indptr[row]} to {indptr[row + 1]} at row {row}."
+        )
+
+
+def _check_csr(indptr: Int64Array, indices: Int32Array, rows: int, columns: int) -> None:
+    _check_pointers(indptr, len(indices), rows)
+    if not len(indices):
+        return
+    if indices.min() < 0 or indices.max() >= columns:
+        raise InputError(f"indices must lie in 0 to {columns - 1}.")
+    falls = _falls(indptr, indices)
+    if falls.size:
+        row = int(np.searchsorted(indptr, falls[0] + 1, side="right")) - 1
+        raise InputError(
+            f"row {row} lists K/V block {indices[falls[0] + 1]} twice or out of order; expected "
+            "ascending, unique blocks."
+        )
+
+
+def _falls(indptr: Int64Array, indices: Int32Array) -> Int64Array:
+    """Positions whose successor, inside the same row, isn't larger."""
+    falls = np.flatnonzero(indices[1:] <= indices[:-1])
+    # A fall from the last entry of a row to the first of a later one is no fault.
+    return falls[~np.isin(falls + 1, indptr)] if falls.size else falls
+
+
+def _sort_rows(indptr: Int64Array, indices: Int32Array) -> Int32Array:
+    if not _falls(indptr, indices).size:
+        return indices
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    return indices[np.lexsort((indices, rows))]

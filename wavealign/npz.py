@@ -1,0 +1,219 @@
+"""Reading and writing npz files: never pickle, one clear error, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wavealign.errors import InputError
+
+_ZIP_MAGIC = b"PK"
+_NPY_MAGIC = b"\x93NUMPY"
+_EXPORT_HINT = "save plain arrays with numpy.savez_compressed"
+
+
+class NpzFile:
+    """The arrays of one ``.npz`` (or the single array of a ``.npy``), read on demand.
+
+    A context manager: leaving it closes the file.
+
+    Args:
+        path: the file.
+        key: read only the arrays below this name, as if the file held nothing else: the
+            array ``key`` itself, or all of ``key/...`` with that prefix taken off.
+
+    Raises:
+        InputError: the file is missing, not an npz, truncated, or holds pickled objects.
+    """
+
+    def __init__(self, path: str | Path, key: str | None = None) -> None:
+        self.path = Path(path)
+        self._archive = _open(self.path)
+        archive = isinstance(self._archive, np.lib.npyio.NpzFile)
+        names = self._archive.files if archive else ["array"]
+        self._member = {name: name for name in names}
+        if key is not None:
+            below = {n.removeprefix(key + "/"): n for n in names if n.startswith(key + "/")}
+            self._member = {"mask": key} if key in names else below
+            if not self._member:
+                self.close()
+                raise self.error(f"holds nothing named '{key}'; it holds {_listed(names)}.")
+
+    def __enter__(self) -> NpzFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the archive; arrays that were read stay valid."""
+        if isinstance(self._archive, np.lib.npyio.NpzFile):
+            self._archive.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays, as seen below `key`."""
+        return list(self._member)
+
+    def error(self, text: str) -> InputError:
+        """An `InputError` about this file."""
+        return InputError(f"{self.path}: {text}")
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Inside this block an `InputError` about content is said to be this file's."""
+        try:
+            yield
+        except InputError as problem:
+            raise self.error(str(problem)) from problem
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._member
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The array `name`.
+
+        Raises:
+            InputError: it is missing, pickled or damaged.
+        """
+        if name not in self._member:
+            raise self.error(f"has no array '{name}'; it holds {_listed(self.names)}.")
+        if not isinstance(self._archive, np.lib.npyio.NpzFile):
+            return np.asarray(self._archive)
+        try:
+            return np.asarray(self._archive[self._member[name]])
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as problem:
+            raise self.error(
+                f"array '{name}' is damaged or cut off ({problem}); write the file again."
+            ) from problem
+        except ValueError as problem:
+            raise _value_error(f"{self.path}: array '{name}'", problem) from problem
+
+    def text(self, name: str) -> str:
+        """The array `name` as one string."""
+        array = self.array(name)
+        if array.size != 1 or array.dtype.kind not in "US":
+            raise self.error(
+                f"'{name}' is {array.dtype} of shape {array.shape}; expected one string."
+            )
+        item = array.reshape(-1)[0]
+        return item.decode() if isinstance(item, bytes) else str(item)
+
+    def integers(self, name: str, count: int) -> list[int]:
+        """The array `name` as `count` whole numbers."""
+        array = self.array(name)
+        if array.size != count or array.dtype.kind not in "iu":
+            raise self.error(
+                f"'{name}' is {array.dtype} of shape {array.shape}; expected {count} whole numbers."
+            )
+        return [int(n) for n in array.reshape(-1)]
+
+
+def _open(path: Path) -> Any:
+    """The open archive, or the array of an ``.npy``."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file.")
+    if not path.is_file():
+        raise InputError(f"{path}: is not a file; expected an .npz.")
+    try:
+        stream = path.open("rb")
+    except OSError as problem:
+        raise InputError(f"{path}: can't be read ({problem.strerror}).") from problem
+    with ExitStack() as stack:
+        stack.enter_context(stream)
+        magic = stream.read(len(_NPY_MAGIC))
+        if not magic.startswith(_ZIP_MAGIC) and magic != _NPY_MAGIC:
+            found = "an empty file" if not magic else f"a file that starts with {magic!r}"
+            raise InputError(f"{path}: is not an npz; found {found}; {_EXPORT_HINT}.")
+        stream.seek(0)
+        try:
+            archive = np.load(stream, allow_pickle=False)
+        except (zipfile.BadZipFile, EOFError, OSError) as problem:
+            raise InputError(
+                f"{path}: is damaged or cut off ({problem}); write the file again."
+            ) from problem
+        except ValueError as problem:
+            raise _value_error(str(path), problem) from problem
+        if isinstance(archive, np.lib.npyio.NpzFile):
+            _check_members(path, archive.zip.namelist() if archive.zip is not None else [])
+            archive.fid = stream  # type: ignore[assignment]  # closed with the archive
+            stack.pop_all()
+        return archive
+
+
+def _check_members(path: Path, members: list[str]) -> None:
+    strangers = [name for name in members if not name.endswith(".npy")]
+    if strangers:
+        kind = "a torch.save archive" if any("data.pkl" in s for s in strangers) else "a zip"
+        raise InputError(
+            f"{path}: is {kind}, not an npz (it holds '{strangers[0]}'); {_EXPORT_HINT}."
+        )
+    if not members:
+        raise InputError(f"{path}: is an npz that holds no array; {_EXPORT_HINT}.")
+
+
+def _value_error(what: str, problem: ValueError) -> InputError:
+    if "pickle" in str(problem).lower():
+        return InputError(
+            f"{what}: holds pickled Python objects, which are never loaded; {_EXPORT_HINT}."
+        )
+    return InputError(f"{what}: can't be read ({problem}); write the file again.")
+
+
+def _listed(names: list[str], limit: int = 8) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def check_writable(path: str | Path) -> Path:
+    """The path, if a file can be written there; raises before any work is done.
+
+    Raises:
+        InputError: the folder is missing or not writable, or the path is a folder.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder; expected a file to write.")
+    folder = target.parent
+    if not folder.is_dir():
+        raise InputError(f"{target}: can't be written, the folder {folder} doesn't exist.")
+    try:
+        # An attempt tells more than permission bits: read-only mounts, quotas, root.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(None, "Permission denied")
+    except OSError as problem:
+        raise InputError(f"{target}: can't be written ({problem.strerror}).") from problem
+    return target
+
+
+def save_npz(path: str | Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
+    """Write a compressed npz, whole or not at all.
+
+    Raises:
+        InputError: the path can't be written.
+    """
+    target = check_writable(path)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        with partial.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **dict(arrays))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

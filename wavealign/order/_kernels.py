@@ -1,0 +1,135 @@
+"""Numba kernels of the orders: bit overlap, greedy packing, visiting lists, phases.
+
+Arrays only. `tests/oracles.py` holds the slow, readable twin of each.
+"""
+
+import math
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def _popcount(typingctx, word):
+    """Bits set in a uint64."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+@njit(nogil=True, cache=True)
+def _similarity(bits, nnz, a, b):
+    """Jaccard overlap of two rows in units of 2**-20, so that window sums are exact."""
+    shared = np.uint64(0)
+    for word in range(bits.shape[1]):
+        shared += _popcount(bits[a, word] & bits[b, word])
+    either = nnz[a] + nnz[b] - np.int64(shared)
+    return (np.int64(shared) << 20) // either if either > 0 else np.int64(0)
+
+
+@njit(nogil=True, cache=True)
+def greedy_order(bits, nnz, window):
+    """Each slot takes the row with the largest summed overlap with the last `window` rows.
+
+    bits uint64 (M, words), nnz int64 (M,) -> row order int32 (M,). Starts from the longest
+    row; ties go to the lowest query block.
+    """
+    rows = len(nnz)
+    order = np.empty(rows, np.int32)
+    left = np.arange(rows)
+    score = np.zeros(rows, np.int64)
+    count = rows
+    for slot in range(rows):
+        best = 0
+        for k in range(1, count):
+            a, b = left[k], left[best]
+            gain = nnz[a] - nnz[b] if slot == 0 else score[a] - score[b]
+            if gain > 0 or (gain == 0 and a < b):
+                best = k
+        chosen = left[best]
+        order[slot] = chosen
+        count -= 1
+        left[best] = left[count]
+        leaving = order[slot - window] if slot >= window else -1
+        for k in range(count):
+            row = left[k]
+            score[row] += _similarity(bits, nnz, row, chosen)
+            if leaving >= 0:
+                score[row] -= _similarity(bits, nnz, row, leaving)
+    return order
+
+
+@njit(nogil=True, cache=True)
+def sweep_lists(indptr, indices, sweep, lists):
+    """Write each row's blocks to `lists` int32 (nnz,) in the order of `sweep` int32 (N,)."""
+    kept = np.zeros(len(sweep), np.bool_)
+    for row in range(len(indptr) - 1):
+        for p in range(indptr[row], indptr[row + 1]):
+            kept[indices[p]] = True
+        out = indptr[row]
+        for position in range(len(sweep)):
+            block = sweep[position]
+            if kept[block]:
+                lists[out] = block
+                out += 1
+                kept[block] = False
+
+
+@njit(nogil=True, cache=True)
+def reverse_rows(indptr, lists, rows):
+    """Reverse, in place, the lists of these rows."""
+    for row in rows:
+        low, high = indptr[row], indptr[row + 1] - 1
+        while low < high:
+            lists[low], lists[high] = lists[high], lists[low]
+            low += 1
+            high -= 1
+
+
+@njit(nogil=True, cache=True)
+def phase_rows(order, indptr, lists, position, free, block_ticks, start_ticks):
+    """Rotate, in place, each row's list to start where the rows in flight are in their sweep.
+
+    A list schedule of the head is played: `free` int64 (W,) holds the tick at which each worker
+    becomes free, updated for the next head. position int32 (N,): block -> place in the sweep.
+    A starting row takes the circular mean of the places of the head's rows in flight and begins
+    with its first block at or after it.
+    """
+    workers, columns = len(free), len(position)
+    begin = np.zeros(workers, np.int64)
+    running = np.full(workers, -1, np.int64)
+    rotated = np.empty(columns, np.int32)
+    for slot in range(len(order)):
+        worker = 0
+        for w in range(1, workers):
+            if free[w] < free[worker]:
+                worker = w
+        now = free[worker]
+        x, y = 0.0, 0.0
+        for w in range(workers):
+            row = running[w]
+            if row < 0 or free[w] <= now:
+                continue
+            done = max(np.int64(0), now - begin[w]) // block_ticks
+            place = position[lists[min(indptr[row] + done, indptr[row + 1] - 1)]]
+            angle = 2.0 * math.pi * place / columns
+            x += math.cos(angle)
+            y += math.sin(angle)
+        row = order[slot]
+        first, length = indptr[row], indptr[row + 1] - indptr[row]
+        if length > 0 and x * x + y * y > 1e-18:
+            target = (math.atan2(y, x) / (2.0 * math.pi) * columns) % columns
+            skip = 0
+            # Blocks count as reached up to half a place behind, where the mean is rounded.
+            while skip < length and position[lists[first + skip]] < target - 0.5:
+                skip += 1
+            if 0 < skip < length:
+                for k in range(length):
+                    rotated[k] = lists[first + (k + skip) % length]
+                lists[first : first + length] = rotated[:length]
+        begin[worker] = now + start_ticks
+        free[worker] = begin[worker] + length * block_ticks
+        running[worker] = row if length > 0 else -1

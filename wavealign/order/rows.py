@@ -1,0 +1,49 @@
+"""Row orders that need no factorisation: natural, random, by NNZ, greedy; and wave refinement.
+
+Every row order is a function of one head and its context to an int32 ``(M,)`` permutation,
+slot in launch order → query block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wavealign.masks.block_mask import HeadMask, Int32Array
+from wavealign.order.context import Draw, OrderContext
+
+
+def original(head: HeadMask, context: OrderContext) -> Int32Array:
+    """Query blocks as they come."""
+    return np.arange(head.M, dtype=np.int32)
+
+
+def random(head: HeadMask, context: OrderContext) -> Int32Array:
+    """A random permutation per head."""
+    return context.rng(Draw.ROWS).permutation(head.M).astype(np.int32)
+
+
+def nnz(head: HeadMask, context: OrderContext) -> Int32Array:
+    """NNZ descending over the whole head; equal rows keep their natural order."""
+    return np.argsort(-head.row_nnz, kind="stable").astype(np.int32)
+
+
+def greedy(head: HeadMask, context: OrderContext) -> Int32Array:
+    """Next row = largest summed Jaccard overlap with the W rows placed last."""
+    from wavealign.order._kernels import greedy_order
+
+    packed = np.packbits(head.to_dense(), axis=-1)
+    words = -(-packed.shape[1] // 8)
+    padded = np.zeros((head.M, words * 8), dtype=np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    order: Int32Array = greedy_order(padded.view(np.uint64), head.row_nnz, context.wave)
+    return order
+
+
+def nnz_inside_waves(order: Int32Array, head: HeadMask, wave: int) -> Int32Array:
+    """Cut `order` into waves of `wave` slots and sort each by NNZ, descending.
+
+    Stage 2 of the WaveAlign paper (section IV-D). Equal rows keep their place in `order`.
+    """
+    length = head.row_nnz[order]
+    wave_of_slot = np.arange(head.M) // wave
+    return order[np.lexsort((-length, wave_of_slot))]

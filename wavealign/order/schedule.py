@@ -1,0 +1,174 @@
+"""A schedule: the row order and the visit order of every head of a mask, and its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wavealign.errors import InputError
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
+from wavealign.npz import NpzFile, save_npz
+
+SCHEDULE_SCHEMA = "wavealign.schedule/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Everything needed to execute or simulate the rows of a mask.
+
+    Attributes:
+        row_order: int32 ``(H, M)``, slot in launch order → query block.
+        indptr: int64 ``(H * M + 1,)``, rows by head and query block (not by slot).
+        indices: int32 ``(nnz,)``, each row's K/V blocks in the order they are visited.
+        shape: ``(H, M, N)``.
+        policy: the recipe that made it.
+    """
+
+    row_order: Int32Array
+    indptr: Int64Array
+    indices: Int32Array
+    shape: tuple[int, int, int]
+    policy: str
+
+    def check(self, mask: BlockMask) -> None:
+        """Raise unless this schedule runs exactly the blocks of `mask`, each row once.
+
+        Raises:
+            InputError: another mask's shape, a row order that isn't a permutation, a row that
+                drops, adds or repeats a K/V block.
+        """
+        if self.shape != mask.shape:
+            raise InputError(
+                f"the schedule is for a mask [H, M, N] = {list(self.shape)}, this mask is "
+                f"{list(mask.shape)}."
+            )
+        if self.row_order.shape != (mask.H, mask.M):
+            raise InputError(
+                f"row_order has shape {list(self.row_order.shape)}; expected "
+                f"{[mask.H, mask.M]} (slot → query block, per head)."
+            )
+        for h in range(mask.H):
+            order = self.row_order[h]
+            if not np.array_equal(np.sort(order), np.arange(mask.M)):
+                raise InputError(
+                    f"row_order of head {h} is not a permutation of query blocks 0 to "
+                    f"{mask.M - 1}: {_first_fault(order, mask.M)}."
+                )
+        if self.indptr.shape != mask.indptr.shape or not np.array_equal(self.indptr, mask.indptr):
+            raise InputError(
+                "the schedule's rows don't have the lengths of the mask's rows."
+                + (_first_length_fault(self.indptr, mask))
+            )
+        if self.indices.shape != mask.indices.shape:
+            raise InputError(
+                f"the schedule lists {len(self.indices)} K/V blocks, the mask keeps {mask.nnz}."
+            )
+        for h in range(mask.H):
+            _check_blocks(self.head_lists(h), mask.head(h), h)
+
+    def head_lists(self, h: int) -> HeadMask:
+        """The visiting lists of head `h`, as a view."""
+        _, M, N = self.shape
+        pointers = self.indptr[h * M : (h + 1) * M + 1]
+        return HeadMask(pointers - pointers[0], self.indices[pointers[0] : pointers[-1]], M, N)
+
+    def select_heads(self, heads: Sequence[int]) -> Schedule:
+        """The schedule of only these heads, in this order."""
+        _, M, N = self.shape
+        lists = [self.head_lists(h) for h in heads]
+        indptr = np.zeros(len(lists) * M + 1, dtype=np.int64)
+        np.cumsum(np.concatenate([part.row_nnz for part in lists]), out=indptr[1:])
+        return Schedule(
+            self.row_order[list(heads)],
+            indptr,
+            np.concatenate([part.indices for part in lists]),
+            (len(lists), M, N),
+            self.policy,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the schedule (``wavealign.schedule/1``), whole or not at all.
+
+        Raises:
+            InputError: the path can't be written.
+        """
+        save_npz(
+            path,
+            {
+                "schema": SCHEDULE_SCHEMA,
+                "row_order": self.row_order,
+                "indptr": self.indptr,
+                "indices": self.indices,
+                "shape": np.asarray(self.shape, dtype=np.int64),
+                "policy": self.policy,
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schedule:
+        """Read a schedule file; `check` it against its mask before use.
+
+        Raises:
+            InputError: the file isn't a schedule.
+        """
+        with NpzFile(path) as file:
+            if "schema" not in file or file.text("schema") != SCHEDULE_SCHEMA:
+                found = f"'{file.text('schema')}'" if "schema" in file else "no schema"
+                raise file.error(f"has {found}; expected a schedule, schema '{SCHEDULE_SCHEMA}'.")
+            arrays = {}
+            for name in ("row_order", "indptr", "indices"):
+                arrays[name] = file.array(name)
+                if arrays[name].dtype.kind not in "iu":
+                    raise file.error(f"'{name}' is {arrays[name].dtype}; expected whole numbers.")
+                limit = np.iinfo(np.int64 if name == "indptr" else np.int32).max
+                if arrays[name].size and arrays[name].max() > limit:
+                    raise file.error(
+                        f"'{name}' holds {arrays[name].max()}, beyond any block index."
+                    )
+            H, M, N = file.integers("shape", 3)
+            return cls(
+                arrays["row_order"].astype(np.int32, copy=False),
+                arrays["indptr"].astype(np.int64, copy=False),
+                arrays["indices"].astype(np.int32, copy=False),
+                (H, M, N),
+                file.text("policy"),
+            )
+
+
+def slot_of_row(row_order: Int32Array) -> Int32Array:
+    """The inverse of one head's row order: query block → slot, int32 ``(M,)``."""
+    slots = np.empty_like(row_order)
+    slots[row_order] = np.arange(len(row_order), dtype=np.int32)
+    return slots
+
+
+def _first_fault(order: Int32Array, M: int) -> str:
+    outside = order[(order < 0) | (order >= M)]
+    if outside.size:
+        return f"it names query block {outside[0]}"
+    counts = np.bincount(order, minlength=M)
+    return f"query block {int(np.argmax(counts > 1))} is named twice"
+
+
+def _first_length_fault(indptr: Int64Array, mask: BlockMask) -> str:
+    if indptr.shape != mask.indptr.shape:
+        return f" It has {len(indptr) - 1} rows, the mask {mask.H * mask.M}."
+    row = int(np.argmax(np.diff(indptr) != np.diff(mask.indptr)))
+    return (
+        f" Head {row // mask.M}, query block {row % mask.M}: {np.diff(indptr)[row]} instead of "
+        f"{np.diff(mask.indptr)[row]} K/V blocks."
+    )
+
+
+def _check_blocks(lists: HeadMask, head: HeadMask, h: int) -> None:
+    if lists.indices.size and (lists.indices.min() < 0 or lists.indices.max() >= head.N):
+        raise InputError(f"head {h}: a K/V block lies outside 0 to {head.N - 1}.")
+    wrong = np.flatnonzero((lists.to_dense() != head.to_dense()).any(axis=1))
+    if wrong.size:
+        raise InputError(
+            f"head {h}, query block {wrong[0]}: the schedule drops, adds or repeats a K/V block "
+            "of the mask."
+        )

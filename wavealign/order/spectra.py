@@ -1,0 +1,182 @@
+"""Row orders from a truncated factorisation of the mask: `svd`, `nnz-bucket+svd`, `spectral`.
+
+All of them apply the mask as an operator (scipy sparse) and let ARPACK find one singular
+vector; nothing of size M x M is ever formed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+import scipy.sparse
+from scipy.sparse.linalg import LinearOperator, svds
+from threadpoolctl import threadpool_limits
+
+from wavealign.masks.block_mask import HeadMask, Int32Array
+from wavealign.order import rows
+from wavealign.order.context import Draw, OrderContext
+
+Float32Array = npt.NDArray[np.float32]
+
+BUCKET_WAVES = 2
+"""Waves per NNZ bucket of `nnz-bucket+svd`: two did best or nearly so on content masks."""
+
+_SMALL = 8  # below this many rows or columns, LAPACK on the dense (thin) matrix
+_TOLERANCE = 1e-3  # relative, on the singular value; the order it gives is stable beyond that
+_ROUNDING = 5  # digits of a coordinate that are signal in float32; equal rows stay equal
+
+
+def svd(head: HeadMask, context: OrderContext) -> Int32Array:
+    """Sort by the leading scaled left singular vector of the column-centred mask.
+
+    Stage 1 of the WaveAlign paper (section IV-C). The sign of a singular vector is arbitrary:
+    it is turned so that it grows with NNZ, and the order runs from its large end.
+    """
+    coordinates = singular_coordinates(head, 1, context)
+    return _descending(coordinates[:, 0], head)
+
+
+def nnz_bucket_svd(head: HeadMask, context: OrderContext) -> Int32Array:
+    """NNZ descending, cut into buckets of `BUCKET_WAVES` waves, `svd` order inside each."""
+    by_nnz = rows.nnz(head, context)
+    size = BUCKET_WAVES * context.wave
+    parts = []
+    for first in range(0, head.M, size):
+        bucket = by_nnz[first : first + size]
+        parts.append(bucket[svd(head.take_rows(bucket), context)])
+    return np.concatenate(parts)
+
+
+def spectral(head: HeadMask, context: OrderContext) -> Int32Array:
+    """Sort by the Fiedler vector of the row-overlap graph, component by component.
+
+    The graph joins rows i and j with weight S_ij = shared K/V blocks, S = B Bᵀ. With D the
+    diagonal of S's row sums, the Fiedler vector solves (D - S) y = λ D y for the smallest
+    λ > 0 (Shi & Malik 2000, https://doi.org/10.1109/34.868688); y = D^-1/2 u, where u is the
+    second left singular vector of D^-1/2 B, so B is all that's needed. Disconnected parts are
+    ordered apart, longest rows first; empty rows go last.
+    """
+    matrix = _matrix(head)
+    component = _components(matrix)
+    row_nnz = head.row_nnz
+    labels, member_count = np.unique(component, return_counts=True)
+    mean_nnz = np.bincount(component, weights=row_nnz)[labels] / member_count
+    parts = []
+    for label in labels[np.lexsort((labels, -mean_nnz))]:
+        members = np.flatnonzero(component == label).astype(np.int32)
+        part = head.take_rows(members) if len(labels) > 1 else head
+        parts.append(members[_descending(fiedler_vector(part, context), part)])
+    order = np.concatenate(parts)
+    return order[np.argsort(row_nnz[order] == 0, kind="stable")]
+
+
+def singular_coordinates(head: HeadMask, rank: int, context: OrderContext) -> Float32Array:
+    """Leading left singular vectors of the column-centred mask times their singular values.
+
+    float32 ``(M, rank)``, largest first: the best rank-`rank` Euclidean embedding of the rows
+    (Eckart-Young). Columns beyond the mask's rank are 0. Signs are arbitrary.
+    """
+    if min(head.M, head.N) <= max(_SMALL, rank):
+        dense = head.to_dense().astype(np.float32)
+        return _padded(_small_left(dense - dense.mean(axis=0), rank), rank)
+    matrix = _matrix(head)
+    if _rows_are_equal(head):  # nothing is left after centring, and ARPACK wants something
+        return np.zeros((head.M, rank), dtype=np.float32)
+    mean = np.asarray(matrix.mean(axis=0)).ravel().astype(np.float32)
+    transposed = matrix.T
+    centred = LinearOperator(
+        shape=(head.M, head.N),
+        dtype=np.float32,
+        matvec=lambda x: matrix @ x.ravel() - mean @ x.ravel(),
+        rmatvec=lambda y: transposed @ y.ravel() - mean * y.sum(),
+    )
+    return _leading_left(centred, rank, context)
+
+
+def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
+    """The Fiedler vector of a connected head's row-overlap graph, float32 ``(M,)``.
+
+    See `spectral`. 0 where all rows are equal (one row, no blocks): every vector would do.
+    """
+    if _rows_are_equal(head):
+        return np.zeros(head.M, dtype=np.float32)
+    matrix = _matrix(head)
+    transposed = matrix.T
+    degree = matrix @ np.asarray(matrix.sum(axis=0)).ravel()
+    scale = (1.0 / np.sqrt(np.maximum(degree, 1.0))).astype(np.float32)
+    # D^1/2 1 is the known first left singular vector (value 1); project it out.
+    known = (np.sqrt(degree) / np.linalg.norm(np.sqrt(degree))).astype(np.float32)
+
+    def project(y: Float32Array) -> Float32Array:
+        return np.asarray(y - known * (known @ y), dtype=np.float32)
+
+    if min(head.M, head.N) <= _SMALL:
+        dense = scale[:, None] * head.to_dense()
+        deflated = dense - np.outer(known, known @ dense)
+        return np.asarray(scale * _small_left(deflated, 1)[:, 0], dtype=np.float32)
+    operator = LinearOperator(
+        shape=(head.M, head.N),
+        dtype=np.float32,
+        matvec=lambda x: project(scale * (matrix @ x.ravel())),
+        rmatvec=lambda y: transposed @ (scale * project(y.ravel())),
+    )
+    return np.asarray(scale * _leading_left(operator, 1, context)[:, 0], dtype=np.float32)
+
+
+def _leading_left(operator: LinearOperator, rank: int, context: OrderContext) -> Float32Array:
+    start = context.rng(Draw.SOLVER).standard_normal(min(operator.shape)).astype(np.float32)
+    # One BLAS thread: results must not depend on the number of cores.
+    with threadpool_limits(limits=1):
+        left, values, _ = svds(operator, k=rank, v0=start, tol=_TOLERANCE, solver="arpack")
+    largest_first = np.argsort(-values, kind="stable")
+    return np.asarray(left[:, largest_first] * values[largest_first], dtype=np.float32)
+
+
+def _small_left(dense: npt.NDArray[Any], rank: int) -> Float32Array:
+    with threadpool_limits(limits=1):
+        left, values, _ = scipy.linalg.svd(dense, full_matrices=False)
+    return np.asarray((left * values)[:, :rank], dtype=np.float32)
+
+
+def _padded(coordinates: Float32Array, rank: int) -> Float32Array:
+    missing = rank - coordinates.shape[1]
+    if missing <= 0:
+        return coordinates
+    zeros = np.zeros((len(coordinates), missing), dtype=np.float32)
+    return np.concatenate([coordinates, zeros], axis=1)
+
+
+def _rows_are_equal(head: HeadMask) -> bool:
+    uses = np.bincount(head.indices, minlength=head.N)
+    return bool(((uses == 0) | (uses == head.M)).all())
+
+
+def _matrix(head: HeadMask) -> scipy.sparse.csr_array[Any, tuple[int, int]]:
+    ones = np.ones(len(head.indices), dtype=np.float32)
+    return scipy.sparse.csr_array((ones, head.indices, head.indptr), shape=(head.M, head.N))
+
+
+def _components(matrix: scipy.sparse.csr_array[Any, tuple[int, int]]) -> Int32Array:
+    """Connected components of the row-overlap graph: those of the row-column graph."""
+    M, N = matrix.shape
+    entries = matrix.tocoo()
+    row_to_column = scipy.sparse.coo_array(
+        (entries.data, (entries.row, M + entries.col)), shape=(M + N, M + N)
+    )
+    _, labels = scipy.sparse.csgraph.connected_components(row_to_column, directed=False)
+    return np.asarray(labels[:M], dtype=np.int32)
+
+
+def _descending(coordinate: Float32Array, head: HeadMask) -> Int32Array:
+    """Rows from the end of the coordinate where the long rows are; ties keep natural order."""
+    largest = float(np.abs(coordinate).max(initial=0.0))
+    if largest == 0.0:
+        return np.arange(head.M, dtype=np.int32)
+    rounded = np.round(coordinate / largest, _ROUNDING)
+    lean = float(rounded.astype(np.float64) @ (head.row_nnz - head.row_nnz.mean()))
+    if lean == 0.0:  # no row is longer: turn the largest entry upwards
+        lean = float(rounded[np.argmax(np.abs(rounded))])
+    return np.argsort(-rounded if lean > 0 else rounded, kind="stable").astype(np.int32)

@@ -1,0 +1,86 @@
+"""Pictures (extra `report`): policies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wavealign._extras import require
+from wavealign.errors import InputError
+from wavealign.npz import check_writable
+from wavealign.results import RunResult
+
+FORMATS = (".png", ".svg", ".pdf")
+
+_BLUE, _ORANGE, _INK, _MUTED = "#3b6fb6", "#d9822b", "#1f2328", "#6b7280"
+
+
+def check_plot(path: str | Path) -> Path:
+    """The path, if a picture can be made and written there.
+
+    Raises:
+        InputError: an unknown format or a path that can't be written.
+        MissingCapabilityError: matplotlib isn't installed.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise InputError(f"{target}: unknown picture format; expected {', '.join(FORMATS)}.")
+    require("matplotlib", "report", "--plot")
+    return check_writable(target)
+
+
+def plot_policies(
+    results: Sequence[RunResult], baseline: RunResult | None, title: str, path: str | Path
+) -> None:
+    """Bars of L2 hit ratio, HBM reads and speedup, one row a policy.
+
+    Args:
+        results: rows of one launch, in the order to show them.
+        baseline: the run of `original` that speedup refers to.
+        title: above the picture.
+        path: where to write it; the suffix chooses the format.
+    """
+    target = check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    base_ms = baseline.time_ms if baseline is not None else None
+    panels: list[tuple[str, list[float], str]] = [
+        ("L2 hit ratio (%)", [100 * (r.l2_hit_frac or 0.0) for r in results], "{:.1f}"),
+        ("HBM reads (GB)", [(r.hbm_read_bytes or 0) / 1e9 for r in results], "{:.1f}"),
+    ]
+    if base_ms:
+        speedups = [base_ms / r.time_ms if r.time_ms else 0.0 for r in results]
+        panels.append(("speedup over original", speedups, "{:.2f}x"))
+    figure = Figure(figsize=(10.5, 1.3 + 0.36 * len(results)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    best = max(range(len(results)), key=lambda i: results[i].l2_hit_frac or 0.0, default=0)
+    for axis, (label, values, text) in zip(axes, panels, strict=True):
+        _bars(axis, label, values, text, best)
+    axes[0].set_yticks(range(len(results)), [result.policy for result in results])
+    axes[0].invert_yaxis()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK)
+    # No date or version inside: the same results make the same file.
+    metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(target, dpi=150, metadata=metadata[target.suffix.lower()])
+
+
+def _bars(axis: Any, label: str, values: list[float], text: str, best: int) -> None:
+    colours = [_ORANGE if i == best else _BLUE for i in range(len(values))]
+    axis.barh(range(len(values)), values, color=colours, height=0.68)
+    for i, value in enumerate(values):
+        axis.annotate(
+            text.format(value), (value, i), (3, 0), textcoords="offset points", va="center",
+            fontsize=8.5, color=_INK,
+        )  # fmt: skip
+    axis.set_xlim(0, 1.22 * max(values, default=1.0) or 1.0)
+    axis.set_xlabel(label, fontsize=9.5, color=_INK)
+    axis.tick_params(labelsize=9, colors=_MUTED, length=0)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.spines["left"].set_color("#c9ced6")
+    axis.grid(axis="x", color="#e6e9ee", linewidth=0.8)
+    axis.set_axisbelow(True)
+    for tick in axis.get_yticklabels():
+        tick.set_color(_INK)

@@ -1,0 +1,55 @@
+"""Progress of long work, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+_EVERY_SECONDS = 5.0
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line every few seconds, so that logs stay short."""
+
+    def __init__(self, total: int, what: str, quiet: bool = False) -> None:
+        self._total, self._what, self._quiet = total, what, quiet
+        self._done, self._said = 0, time.monotonic()
+        self._bar = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(self._what, total=self._total)
+        return self
+
+    def advance(self, detail: str) -> None:
+        """One more piece is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=f"{self._what} {detail}")
+        elif not self._quiet and time.monotonic() - self._said >= _EVERY_SECONDS:
+            self._said = time.monotonic()
+            print(f"{self._what}: {self._done}/{self._total}, {detail} done", file=sys.stderr)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

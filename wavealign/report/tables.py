@@ -1,0 +1,150 @@
+"""Tables for people: results, mask statistics, policies, devices. JSON is made elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from wavealign.masks.block_mask import BlockMask
+from wavealign.masks.stats import MaskStats
+from wavealign.order.policies import Entry
+from wavealign.results import RunResult
+from wavealign.sim.devices import DeviceProfile
+from wavealign.sim.simulate import Setup
+from wavealign.units import format_size
+
+_PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
+
+
+def print_table(table: Table) -> None:
+    """Write a table to stdout, whole even where stdout is a pipe."""
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    console.print(table)
+
+
+def launch_lines(mask: BlockMask, name: str, heads: str, setup: Setup) -> list[str]:
+    """What is simulated, in a few lines: mask, device, L2."""
+    block_bytes = setup.kv_bytes(mask.block_kv)
+    device, kernel = setup.device, setup.kernel
+    timing = (
+        f"calibrated on {kernel.calibrated_on}"
+        if kernel.calibrated_on
+        else ("an estimate, not calibrated on this device: compare hit ratios rather than ms")
+    )
+    return [
+        f"mask    {name}, heads {heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "
+        f"{mask.block_kv} tokens, density {mask.density:.3f}",
+        f"device  {device.name} ({device.title}), {kernel.name}: {setup.wave} rows in flight",
+        f"L2      {setup.l2_capacity_bytes:,} bytes ({setup.l2_origin}) = "
+        f"{setup.capacity_blocks(mask)} K/V blocks of {block_bytes:,} bytes; a head's K/V is "
+        f"{setup.kv_bytes(mask.tokens_kv):,} bytes",
+        f"timing  {timing}",
+    ]
+
+
+def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunResult]) -> Table:
+    """One row a run, with the change against the `original` of the same head (or launch)."""
+    per_head = any(result.head is not None for result in results)
+    table = _table()
+    if per_head:
+        table.add_column("head", justify="right")
+    table.add_column("policy")
+    for heading in ("L2 hit", "HBM reads", "change", "time", "speedup", "idle at end"):
+        table.add_column(heading, justify="right")
+    previous = None
+    for result in results:
+        if previous is not None and result.head != previous.head:
+            table.add_section()
+        base = baselines.get(result.head)
+        cells = [
+            result.policy,
+            _or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
+            _or_dash(result.hbm_read_bytes, lambda v: f"{v / 1e9:.2f} GB"),
+            _change(result.hbm_read_bytes, base.hbm_read_bytes if base else None),
+            _or_dash(result.time_ms, lambda v: f"{v:.2f} ms"),
+            _speedup(result.time_ms, base.time_ms if base else None),
+            _or_dash(result.imbalance_frac, lambda v: f"{100 * v:.1f} %"),
+        ]
+        table.add_row(*([str(result.head)] if per_head else []), *cells)
+        previous = result
+    return table
+
+
+def stats_table(rows: Iterable[MaskStats], setup: Setup, block_kv: int) -> Table:
+    """Mask statistics, one row a head."""
+    table = _table()
+    for heading in (
+        "head", "density", "NNZ mean", "spread", "min", "max", "empty rows", "overlap", "K/V set",
+        "of L2",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for stats in rows:
+        working_set = stats.working_set_bytes(setup.kv_bytes(block_kv))
+        table.add_row(
+            "all" if stats.head is None else str(stats.head),
+            f"{stats.density:.3f}",
+            f"{stats.row_nnz_mean:.1f}",
+            f"{stats.row_nnz_spread:.2f}",
+            str(stats.row_nnz_min),
+            str(stats.row_nnz_max),
+            str(stats.empty_rows),
+            _or_dash(stats.neighbour_overlap, lambda v: f"{v:.2f}"),
+            format_size(working_set),
+            f"{working_set / setup.l2_capacity_bytes:.2f}x",
+        )
+    return table
+
+
+def policies_table(entries: Iterable[Entry]) -> Table:
+    """The policy registry."""
+    table = _table()
+    for heading in ("kind", "name", "what it does", "cost per head", "source"):
+        table.add_column(heading, overflow="fold")
+    for entry in entries:
+        table.add_row(entry.kind, entry.name, entry.formula, entry.cost, entry.source)
+    return table
+
+
+def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
+    """Device profiles, one row a kernel."""
+    table = _table()
+    for heading in ("device", "", "SMs", "L2", "effective", "HBM", "kernel", "timing"):
+        table.add_column(heading, justify="right" if heading in ("SMs", "L2") else "left")
+    for profile in profiles:
+        for kernel in profile.kernels.values():
+            table.add_row(
+                profile.name,
+                profile.title,
+                str(profile.sms),
+                format_size(profile.l2_bytes),
+                format_size(profile.l2_effective_bytes),
+                f"{profile.hbm_bytes_per_s / 1e12:.2f} TB/s",
+                kernel.name,
+                "calibrated" if kernel.calibrated_on else "estimate",
+            )
+    return table
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+def _change(value: float | None, base: float | None) -> str:
+    if value is None or not base:
+        return "-"
+    return f"{100 * (value / base - 1):+.1f} %"
+
+
+def _speedup(time_ms: float | None, base_ms: float | None) -> str:
+    if not time_ms or not base_ms:
+        return "-"
+    return f"{base_ms / time_ms:.3f}x"

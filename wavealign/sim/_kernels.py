@@ -1,0 +1,129 @@
+"""The event loop: streaming dispatch of rows to workers with one shared LRU L2.
+
+Arrays and integers only. `tests/oracles.py` holds its slow, readable twin (a heap and an
+OrderedDict); the two must agree exactly.
+"""
+
+import numpy as np
+from numba import njit
+
+_NONE = np.uint32(0xFFFFFFFF)
+
+
+@njit(nogil=True, cache=True)
+def stream_lru(
+    row_order, indptr, indices, columns, workers, capacity, hit_ticks, miss_ticks, start_ticks
+):
+    """Play one launch and count what misses.
+
+    Heads in order, slots in order, no barrier: a free worker takes the next row, spends
+    `start_ticks` on it, then reads its K/V blocks one by one; a block lasts `hit_ticks` or
+    `miss_ticks`. Events of the same tick happen in the order in which they were scheduled.
+
+    Args:
+        row_order: int32 (H, M), slot -> query block.
+        indptr, indices: the lists in visiting order, rows h*M + query block.
+        columns: N, K/V blocks per head.
+        workers: rows in flight, W.
+        capacity: blocks that L2 holds, LRU.
+        hit_ticks, miss_ticks: duration of a step, at least 1.
+        start_ticks: at least 0.
+
+    Returns:
+        misses int64 (H,); misses of the last K/V block int64 (H,); end_ticks int64 (W,), when
+        each worker found no further row.
+    """
+    heads, rows = row_order.shape
+    # A wheel of FIFO lists, one per tick of the near future, linked through `later`. It must
+    # be longer than any delay. Unsigned indices: numba adds no wrap-around test to them.
+    slots = 1
+    while slots <= max(miss_ticks, hit_ticks, start_ticks):
+        slots *= 2
+    slot_mask = np.uint64(slots - 1)
+    first_in = np.full(slots, _NONE, np.uint32)
+    last_in = np.full(slots, _NONE, np.uint32)
+    later = np.full(workers, _NONE, np.uint32)
+    for w in range(workers - 1):
+        later[w] = w + 1
+    first_in[0] = np.uint32(0)
+    last_in[0] = np.uint32(workers - 1)
+
+    cursor = np.zeros(workers, np.uint64)
+    stop = np.zeros(workers, np.uint64)
+    base = np.zeros(workers, np.uint32)
+    head_of = np.zeros(workers, np.uint32)
+
+    # LRU as a ring of links (0: towards most recent, 1: towards least recent) through a
+    # sentinel; a block that isn't resident has no link.
+    sentinel = np.uint32(heads * columns)
+    link = np.full((heads * columns + 1, 2), _NONE, np.uint32)
+    link[sentinel, 0] = sentinel
+    link[sentinel, 1] = sentinel
+    resident = 0
+
+    misses = np.zeros(heads, np.int64)
+    last_block_misses = np.zeros(heads, np.int64)
+    end_ticks = np.zeros(workers, np.int64)
+    last_block = np.uint32(columns - 1)
+    hit_delay, miss_delay = np.uint64(hit_ticks), np.uint64(miss_ticks)
+    start_delay, one = np.uint64(start_ticks), np.uint64(1)
+    tick = np.uint64(0)
+    next_row, total_rows, running = 0, heads * rows, workers
+
+    while running > 0:
+        slot = tick & slot_mask
+        w = first_in[slot]
+        if w == _NONE:
+            tick += one
+            continue
+        first_in[slot] = later[w]
+        at = cursor[w]
+        if at < stop[w]:
+            block = np.uint32(indices[at])
+            cursor[w] = at + one
+            key = base[w] + block
+            newer = link[key, 0]
+            if newer != _NONE:
+                older = link[key, 1]
+                link[newer, 1] = older
+                link[older, 0] = newer
+                delay = hit_delay
+            else:
+                misses[head_of[w]] += 1
+                if block == last_block:
+                    last_block_misses[head_of[w]] += 1
+                if resident == capacity:
+                    victim = link[sentinel, 0]
+                    newer = link[victim, 0]
+                    link[newer, 1] = sentinel
+                    link[sentinel, 0] = newer
+                    link[victim, 0] = _NONE
+                else:
+                    resident += 1
+                delay = miss_delay
+            recent = link[sentinel, 1]
+            link[key, 1] = recent
+            link[key, 0] = sentinel
+            link[recent, 0] = key
+            link[sentinel, 1] = key
+        elif next_row < total_rows:
+            head = next_row // rows
+            row = head * rows + row_order[head, next_row - head * rows]
+            cursor[w] = indptr[row]
+            stop[w] = indptr[row + 1]
+            base[w] = head * columns
+            head_of[w] = head
+            next_row += 1
+            delay = start_delay
+        else:
+            end_ticks[w] = np.int64(tick)
+            running -= 1
+            continue
+        target = (tick + delay) & slot_mask
+        later[w] = _NONE
+        if first_in[target] == _NONE:
+            first_in[target] = w
+        else:
+            later[last_in[target]] = w
+        last_in[target] = w
+    return misses, last_block_misses, end_ticks
