@@ -1,10 +1,11 @@
 """Simulated against measured, run by run: how far the simulator can be trusted.
 
-    python benchmarks/fidelity.py [DIR ...] [--device h200] [--fit]
+    python benchmarks/fidelity.py [RUNS ...] [--device h200] [--fit]
 
-DIR holds ``runs.jsonl`` and the masks with their recorded orders, either as NAME.npz files
-(`data/h200`, the default) or as one npz with names below ``NAME/``. docs/fidelity.md explains
-the table and the formats.
+RUNS is a JSON lines file of measured runs (data/README.md), or a folder that holds
+``runs.jsonl``; the masks with their recorded orders lie beside it, either as NAME.npz files or in
+one npz with names below ``NAME/``. By default everything in `data`. docs/fidelity.md explains the
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from wavealign.order.schedule import Schedule, slot_of_row
 from wavealign.results import RunResult
 from wavealign.sim.simulate import Setup, run_schedule
 
-DEFAULT_DIR = Path(__file__).parent.parent / "data" / "h200"
+DATA = Path(__file__).parent.parent / "data"
+SHIPPED = [
+    DATA / "h200" / "runs.jsonl",
+    DATA / "xattention_363600.runs.jsonl",
+    DATA / "spargeattn_363600.runs.jsonl",
+]
 WAVE = 132  # rows in flight of every recorded run
 
 # Names in the recordings -> this project's.
@@ -45,16 +51,18 @@ class Replay:
     schedule: Schedule
 
 
-def replays(folder: Path, kernel: str = "fa4") -> Iterator[Replay]:
+def replays(path: Path, kernel: str = "fa4") -> Iterator[Replay]:
     """Every recorded run of `kernel` whose order was recorded too."""
-    with (folder / "runs.jsonl").open(encoding="utf-8") as lines:
+    source = path / "runs.jsonl" if path.is_dir() else path
+    folder = source.parent
+    with source.open(encoding="utf-8") as lines:
         runs = [json.loads(line) for line in lines]
     for run in runs:
         if run["kernel"] == kernel and run.get("order_recorded", True):
-            path, key = _mask_file(folder, run["mask"])
-            with NpzFile(path) as whole, NpzFile(path, key) as own:
+            file, key = _mask_file(folder, run["mask"])
+            with NpzFile(file) as whole, NpzFile(file, key) as own:
                 block = None if "block_size" in own else _block(run["mask"])
-                mask = load_mask(path, block, key).mask
+                mask = load_mask(file, block, key).mask
                 yield _replay(run, mask, own, whole)
 
 
@@ -146,19 +154,19 @@ def hit_errors(found: list[Replay], results: list[RunResult]) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="*", type=Path, default=[DEFAULT_DIR])
+    parser.add_argument("runs", nargs="*", type=Path, default=SHIPPED)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--fit", action="store_true", help="also fit the two time constants")
     arguments = parser.parse_args()
     setup = Setup.make(arguments.device)
-    for folder in arguments.folders:
-        report(folder, setup, arguments.fit)
+    for path in arguments.runs:
+        report(path, setup, arguments.fit)
 
 
-def report(folder: Path, setup: Setup, fit: bool) -> None:
-    """Print the table of one folder, and the errors over each tile size."""
-    found = list(replays(folder))
-    print(f"{folder}: {len(found)} runs, rebuilt", file=sys.stderr)
+def report(path: Path, setup: Setup, fit: bool) -> None:
+    """Print the table of one file of runs, and the errors over each tile size."""
+    found = list(replays(path))
+    print(f"{path}: {len(found)} runs, rebuilt", file=sys.stderr)
     results = compare(found, setup)
     print(f"\n{'run':64} {'hit':>6} {'sim':>6} {'diff':>6} {'ms':>7} {'sim':>7} {'diff':>6}")
     for replay, result in zip(found, results, strict=True):

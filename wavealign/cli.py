@@ -416,3 +416,7 @@ def devices(as_json: bool) -> None:
     from wavealign.report.tables import devices_table, print_table
 
     print_table(devices_table(profiles))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -174,25 +175,40 @@ class BlockMask:
             )
         M, N = dense.shape[-2:]
         heads = dense.reshape(-1, M, N)
-        indptr = np.zeros(len(heads) * M + 1, dtype=np.int64)
-        parts = []
-        for h, head in enumerate(heads):
-            kept = np.flatnonzero(head)
-            indptr[h * M + 1 : (h + 1) * M + 1] = np.bincount(kept // N, minlength=M)
-            parts.append((kept % N).astype(np.int32))
-        np.cumsum(indptr, out=indptr)
-        tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
-        return cls(
-            indptr,
-            np.concatenate(parts),
-            len(heads),
-            M,
-            N,
-            *block,
-            tokens_q,
-            tokens_kv,
-            dict(meta or {}),
-        )
+        counts = np.count_nonzero(heads, axis=-1)
+        return _from_heads(lambda h: heads[h] != 0, counts, N, block, tokens, meta)
+
+    @classmethod
+    def from_packed(
+        cls,
+        packed: npt.NDArray[np.uint8],
+        N: int,
+        block: tuple[int, int] = (128, 128),
+        tokens: tuple[int, int] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> BlockMask:
+        """A mask from ``numpy.packbits(mask, axis=-1)``, uint8 ``(H, M, ceil(N / 8))``.
+
+        Raises:
+            InputError: another shape, or bits set beyond `N`.
+        """
+        expected = -(-N // 8)
+        if packed.ndim != 3 or packed.shape[-1] != expected or 0 in packed.shape:
+            raise InputError(
+                f"packed bits of shape {packed.shape}; expected (H, M, {expected}) for {N} K/V "
+                "blocks."
+            )
+        if (packed[..., -1] & ((1 << (8 * expected - N)) - 1)).any():
+            raise InputError(
+                f"packed bits are set beyond the {N} K/V blocks; expected numpy.packbits along "
+                "the last axis, big-endian bit order."
+            )
+        counts = np.bitwise_count(packed).sum(axis=-1, dtype=np.int64)
+
+        def head(h: int) -> BoolArray:
+            return np.unpackbits(packed[h], axis=-1, count=N).view(np.bool_)
+
+        return _from_heads(head, counts, N, block, tokens, meta)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -249,7 +265,8 @@ class BlockMask:
         counts = np.zeros(self.H, dtype=np.int64)
         has_last = np.zeros(self.H, dtype=np.bool_)
         for h, head in enumerate(self.heads()):
-            touched = np.bincount(head.indices, minlength=self.N) > 0
+            touched = np.zeros(self.N, dtype=np.bool_)
+            touched[head.indices] = True
             counts[h] = np.count_nonzero(touched)
             has_last[h] = touched[-1]
         return counts, has_last
@@ -263,6 +280,32 @@ class BlockMask:
         state.update(self.indptr.astype("<i8", copy=False).data)
         state.update(self.indices.astype("<i4", copy=False).data)
         return state.hexdigest()
+
+
+def _from_heads(
+    head: Callable[[int], BoolArray],
+    counts: npt.NDArray[np.integer[Any]],
+    N: int,
+    block: tuple[int, int],
+    tokens: tuple[int, int] | None,
+    meta: Mapping[str, Any] | None,
+) -> BlockMask:
+    """A mask from bool heads ``(M, N)``, made one at a time, and their row counts ``(H, M)``."""
+    H, M = counts.shape
+    indptr = np.zeros(H * M + 1, dtype=np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    indices = np.empty(indptr[-1], dtype=np.int32)
+
+    def fill(h: int) -> None:
+        kept = np.flatnonzero(head(h))
+        kept -= np.repeat(np.arange(M) * N, counts[h])
+        indices[indptr[h * M] : indptr[(h + 1) * M]] = kept
+
+    # numpy releases the interpreter lock in all of this.
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(fill, range(H)))
+    tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+    return BlockMask(indptr, indices, H, M, N, *block, tokens_q, tokens_kv, dict(meta or {}))
 
 
 def _frozen(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -202,20 +202,9 @@ def _read_packed(file: NpzFile, arguments: dict[str, Any], notes: list[str]) -> 
             f"'mask_packed' has shape {packed.shape} and 'shape' says {(H, M, N)}; expected "
             f"{expected} packed bytes."
         )
-    padding = 8 * expected[2] - N
-    if padding and (packed[..., -1] & ((1 << padding) - 1)).any():
-        raise file.error(
-            f"'mask_packed' has bits set beyond the {N} K/V blocks of 'shape'; expected "
-            "numpy.packbits along the last axis, big-endian bit order."
-        )
     notes.insert(0, f"layout: 'mask_packed' (bits along N, big-endian), [H, M, N] = {[H, M, N]}")
-    heads = packed.reshape(expected)
-    parts = [BlockMask.from_dense(np.unpackbits(head, axis=-1, count=N), (1, 1)) for head in heads]
-    indptr = np.zeros(H * M + 1, dtype=np.int64)
-    np.cumsum(np.concatenate([np.diff(part.indptr) for part in parts]), out=indptr[1:])
-    indices = np.concatenate([part.indices for part in parts])
     with file.blamed():
-        return BlockMask.from_csr(indptr, indices, (H, M, N), **arguments)
+        return BlockMask.from_packed(packed.reshape(expected), N, **arguments)
 
 
 def _shape(file: NpzFile) -> tuple[int, int, int]:

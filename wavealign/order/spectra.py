@@ -6,6 +6,7 @@ vector; nothing of size M x M is ever formed.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ BUCKET_WAVES = 2
 """Waves per NNZ bucket of `nnz-bucket+svd`: two did best or nearly so on content masks."""
 
 _SMALL = 8  # below this many rows or columns, LAPACK on the dense (thin) matrix
-_TOLERANCE = 1e-3  # relative, on the singular value; the order it gives is stable beyond that
+_TOLERANCE = 1e-2  # of svds; gives the vector to cos > .99999 also without a spectral gap
+_DENSE_FROM = 0.2  # density from which a dense product beats a sparse one
 _ROUNDING = 5  # digits of a coordinate that are signal in float32; equal rows stay equal
 
 
@@ -59,8 +61,7 @@ def spectral(head: HeadMask, context: OrderContext) -> Int32Array:
     second left singular vector of D^-1/2 B, so B is all that's needed. Disconnected parts are
     ordered apart, longest rows first; empty rows go last.
     """
-    matrix = _matrix(head)
-    component = _components(matrix)
+    component = _components(head)
     row_nnz = head.row_nnz
     labels, member_count = np.unique(component, return_counts=True)
     mean_nnz = np.bincount(component, weights=row_nnz)[labels] / member_count
@@ -82,16 +83,15 @@ def singular_coordinates(head: HeadMask, rank: int, context: OrderContext) -> Fl
     if min(head.M, head.N) <= max(_SMALL, rank):
         dense = head.to_dense().astype(np.float32)
         return _padded(_small_left(dense - dense.mean(axis=0), rank), rank)
-    matrix = _matrix(head)
     if _rows_are_equal(head):  # nothing is left after centring, and ARPACK wants something
         return np.zeros((head.M, rank), dtype=np.float32)
-    mean = np.asarray(matrix.mean(axis=0)).ravel().astype(np.float32)
-    transposed = matrix.T
+    matrix = _matrix(head)
+    mean = (np.bincount(head.indices, minlength=head.N) / head.M).astype(np.float32)
     centred = LinearOperator(
         shape=(head.M, head.N),
         dtype=np.float32,
         matvec=lambda x: matrix @ x.ravel() - mean @ x.ravel(),
-        rmatvec=lambda y: transposed @ y.ravel() - mean * y.sum(),
+        rmatvec=lambda y: y.ravel() @ matrix - mean * y.sum(),
     )
     return _leading_left(centred, rank, context)
 
@@ -104,8 +104,7 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
     if _rows_are_equal(head):
         return np.zeros(head.M, dtype=np.float32)
     matrix = _matrix(head)
-    transposed = matrix.T
-    degree = matrix @ np.asarray(matrix.sum(axis=0)).ravel()
+    degree = matrix @ np.bincount(head.indices, minlength=head.N).astype(np.float32)
     scale = (1.0 / np.sqrt(np.maximum(degree, 1.0))).astype(np.float32)
     # D^1/2 1 is the known first left singular vector (value 1); project it out.
     known = (np.sqrt(degree) / np.linalg.norm(np.sqrt(degree))).astype(np.float32)
@@ -121,22 +120,49 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
         shape=(head.M, head.N),
         dtype=np.float32,
         matvec=lambda x: project(scale * (matrix @ x.ravel())),
-        rmatvec=lambda y: transposed @ (scale * project(y.ravel())),
+        rmatvec=lambda y: (scale * project(y.ravel())) @ matrix,
     )
     return np.asarray(scale * _leading_left(operator, 1, context)[:, 0], dtype=np.float32)
 
 
+class _SingleThreadedBlas:
+    """One BLAS thread while any thread of ours is inside.
+
+    Results must not depend on the number of cores, and heads already run in parallel. The
+    limit is the process's, so the first to enter sets it and the last to leave lifts it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limits: threadpool_limits | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._limits = threadpool_limits(limits=1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._limits is not None:
+                self._limits.restore_original_limits()
+
+
+_single_threaded_blas = _SingleThreadedBlas()
+
+
 def _leading_left(operator: LinearOperator, rank: int, context: OrderContext) -> Float32Array:
     start = context.rng(Draw.SOLVER).standard_normal(min(operator.shape)).astype(np.float32)
-    # One BLAS thread: results must not depend on the number of cores.
-    with threadpool_limits(limits=1):
+    with _single_threaded_blas:
         left, values, _ = svds(operator, k=rank, v0=start, tol=_TOLERANCE, solver="arpack")
     largest_first = np.argsort(-values, kind="stable")
     return np.asarray(left[:, largest_first] * values[largest_first], dtype=np.float32)
 
 
 def _small_left(dense: npt.NDArray[Any], rank: int) -> Float32Array:
-    with threadpool_limits(limits=1):
+    with _single_threaded_blas:
         left, values, _ = scipy.linalg.svd(dense, full_matrices=False)
     return np.asarray((left * values)[:, :rank], dtype=np.float32)
 
@@ -154,20 +180,24 @@ def _rows_are_equal(head: HeadMask) -> bool:
     return bool(((uses == 0) | (uses == head.M)).all())
 
 
-def _matrix(head: HeadMask) -> scipy.sparse.csr_array[Any, tuple[int, int]]:
+def _matrix(head: HeadMask) -> Any:
+    """The mask as a float32 matrix: dense where BLAS is then faster, sparse otherwise."""
+    if len(head.indices) > _DENSE_FROM * head.M * head.N:
+        return head.to_dense().astype(np.float32)
     ones = np.ones(len(head.indices), dtype=np.float32)
     return scipy.sparse.csr_array((ones, head.indices, head.indptr), shape=(head.M, head.N))
 
 
-def _components(matrix: scipy.sparse.csr_array[Any, tuple[int, int]]) -> Int32Array:
+def _components(head: HeadMask) -> Int32Array:
     """Connected components of the row-overlap graph: those of the row-column graph."""
-    M, N = matrix.shape
-    entries = matrix.tocoo()
-    row_to_column = scipy.sparse.coo_array(
-        (entries.data, (entries.row, M + entries.col)), shape=(M + N, M + N)
+    rows_of_entries = np.repeat(np.arange(head.M, dtype=np.int32), head.row_nnz)
+    nodes = head.M + head.N
+    graph = scipy.sparse.coo_array(
+        (np.ones(len(head.indices), np.int8), (rows_of_entries, head.M + head.indices)),
+        shape=(nodes, nodes),
     )
-    _, labels = scipy.sparse.csgraph.connected_components(row_to_column, directed=False)
-    return np.asarray(labels[:M], dtype=np.int32)
+    _, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    return np.asarray(labels[: head.M], dtype=np.int32)
 
 
 def _descending(coordinate: Float32Array, head: HeadMask) -> Int32Array:

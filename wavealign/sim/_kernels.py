@@ -40,13 +40,14 @@ def stream_lru(
     while slots <= max(miss_ticks, hit_ticks, start_ticks):
         slots *= 2
     slot_mask = np.uint64(slots - 1)
-    first_in = np.full(slots, _NONE, np.uint32)
-    last_in = np.full(slots, _NONE, np.uint32)
-    later = np.full(workers, _NONE, np.uint32)
+    # Nodes: workers, then one anchor per slot, so that appending never asks if a list is empty.
+    later = np.full(workers + slots, _NONE, np.uint32)
+    tail = np.arange(workers, workers + slots).astype(np.uint32)
+    anchor = np.uint64(workers)
     for w in range(workers - 1):
         later[w] = w + 1
-    first_in[0] = np.uint32(0)
-    last_in[0] = np.uint32(workers - 1)
+    later[anchor] = 0
+    tail[0] = workers - 1
 
     cursor = np.zeros(workers, np.uint64)
     stop = np.zeros(workers, np.uint64)
@@ -72,58 +73,59 @@ def stream_lru(
 
     while running > 0:
         slot = tick & slot_mask
-        w = first_in[slot]
-        if w == _NONE:
+        waiting = later[anchor + slot]
+        if waiting == _NONE:
             tick += one
             continue
-        first_in[slot] = later[w]
-        at = cursor[w]
-        if at < stop[w]:
-            block = np.uint32(indices[at])
-            cursor[w] = at + one
-            key = base[w] + block
-            newer = link[key, 0]
-            if newer != _NONE:
-                older = link[key, 1]
-                link[newer, 1] = older
-                link[older, 0] = newer
-                delay = hit_delay
-            else:
-                misses[head_of[w]] += 1
-                if block == last_block:
-                    last_block_misses[head_of[w]] += 1
-                if resident == capacity:
-                    victim = link[sentinel, 0]
-                    newer = link[victim, 0]
-                    link[newer, 1] = sentinel
-                    link[sentinel, 0] = newer
-                    link[victim, 0] = _NONE
+        later[anchor + slot] = _NONE
+        tail[slot] = anchor + slot
+        while waiting != _NONE:
+            w = waiting
+            waiting = later[w]
+            at = cursor[w]
+            if at < stop[w]:
+                block = np.uint32(indices[at])
+                cursor[w] = at + one
+                key = base[w] + block
+                newer = link[key, 0]
+                if newer != _NONE:
+                    older = link[key, 1]
+                    link[newer, 1] = older
+                    link[older, 0] = newer
+                    delay = hit_delay
                 else:
-                    resident += 1
-                delay = miss_delay
-            recent = link[sentinel, 1]
-            link[key, 1] = recent
-            link[key, 0] = sentinel
-            link[recent, 0] = key
-            link[sentinel, 1] = key
-        elif next_row < total_rows:
-            head = next_row // rows
-            row = head * rows + row_order[head, next_row - head * rows]
-            cursor[w] = indptr[row]
-            stop[w] = indptr[row + 1]
-            base[w] = head * columns
-            head_of[w] = head
-            next_row += 1
-            delay = start_delay
-        else:
-            end_ticks[w] = np.int64(tick)
-            running -= 1
-            continue
-        target = (tick + delay) & slot_mask
-        later[w] = _NONE
-        if first_in[target] == _NONE:
-            first_in[target] = w
-        else:
-            later[last_in[target]] = w
-        last_in[target] = w
+                    misses[head_of[w]] += 1
+                    if block == last_block:
+                        last_block_misses[head_of[w]] += 1
+                    if resident == capacity:
+                        victim = link[sentinel, 0]
+                        newer = link[victim, 0]
+                        link[newer, 1] = sentinel
+                        link[sentinel, 0] = newer
+                        link[victim, 0] = _NONE
+                    else:
+                        resident += 1
+                    delay = miss_delay
+                recent = link[sentinel, 1]
+                link[key, 1] = recent
+                link[key, 0] = sentinel
+                link[recent, 0] = key
+                link[sentinel, 1] = key
+            elif next_row < total_rows:
+                head = next_row // rows
+                row = head * rows + row_order[head, next_row - head * rows]
+                cursor[w] = indptr[row]
+                stop[w] = indptr[row + 1]
+                base[w] = head * columns
+                head_of[w] = head
+                next_row += 1
+                delay = start_delay
+            else:
+                end_ticks[w] = np.int64(tick)
+                running -= 1
+                continue
+            target = (tick + delay) & slot_mask
+            later[w] = _NONE
+            later[tail[target]] = w
+            tail[target] = w
     return misses, last_block_misses, end_ticks

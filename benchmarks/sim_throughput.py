@@ -1,0 +1,201 @@
+"""How fast the simulator is, and how much memory it takes. Prints ratios, asserts nothing.
+
+    pip install '.[bench]'
+    python benchmarks/sim_throughput.py [--skip-40-heads]
+
+1. Block accesses per second and core, streaming simulation (dispatch and LRU), beside
+   libcachesim's LRU on the flattened trace of the same launch, in the same run; both must
+   count the same misses.
+2. `wavealign sim` on 40 heads of 2841x2841 at density .35: wall time and peak memory.
+3. `wavealign --help`, and the first and second run of a small simulation (numba's cache).
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from wavealign.masks import BlockMask, load_mask, save_mask
+from wavealign.order import Schedule, build_schedule
+from wavealign.sim._kernels import stream_lru
+
+ROOT = Path(__file__).parent.parent
+WORKERS, CAPACITY = 132, 544  # an H200's rows in flight and effective L2 in 64 KiB blocks
+HIT_TICKS, START_TICKS = 128, 58
+REPEATS = 5
+
+
+@njit
+def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, start_ticks):
+    """Block ids in the order in which a launch reads them, by a heap of events."""
+    heads, rows = row_order.shape
+    trace = np.empty(len(indices), np.int64)
+    cursor, stop = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    base = np.zeros(workers, np.int64)
+    events = [(0, w, w) for w in range(workers)]
+    sequence, next_row, filled = workers, 0, 0
+    while len(events) > 0:
+        now, _, w = heapq.heappop(events)
+        if cursor[w] < stop[w]:
+            trace[filled] = base[w] + indices[cursor[w]]
+            filled += 1
+            cursor[w] += 1
+            delay = block_ticks
+        elif next_row < heads * rows:
+            h = next_row // rows
+            row = h * rows + row_order[h, next_row % rows]
+            cursor[w], stop[w], base[w] = indptr[row], indptr[row + 1], h * columns
+            next_row += 1
+            delay = start_ticks
+        else:
+            continue
+        heapq.heappush(events, (now + delay, sequence, w))
+        sequence += 1
+    return trace
+
+
+def best_seconds(work: Callable[[], object]) -> float:
+    """The shortest of a few repeats: neighbours only ever add time."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def stream(schedule: Schedule) -> int:
+    """Misses of one launch."""
+    misses, _, _ = stream_lru(
+        schedule.row_order, schedule.indptr, schedule.indices, schedule.shape[2],
+        WORKERS, CAPACITY, HIT_TICKS, HIT_TICKS, START_TICKS,
+    )  # fmt: skip
+    return int(misses.sum())
+
+
+def libcachesim_lru(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, int]]:
+    """Seconds and misses of libcachesim's LRU on a trace of block ids; empty if not installed.
+
+    As it comes, and with a hash table cut to the number of blocks (2**13 slots, not 2**24).
+    """
+    try:
+        import libcachesim
+    except ModuleNotFoundError:
+        return {}
+    # Its binary "oracleGeneral" records: time, object, size, next access.
+    record = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
+    requests = np.zeros(len(trace), record)
+    requests["object"], requests["size"], requests["next"] = trace + 1, 1, -2
+    path = folder / "trace.oracleGeneral"
+    requests.tofile(path)
+    reader = libcachesim.TraceReader(
+        str(path),
+        libcachesim.TraceType.ORACLE_GENERAL_TRACE,
+        libcachesim.ReaderInitParam(ignore_obj_size=True),
+    )
+    found = {}
+    for label, options in (("as it comes", {}), ("small table", {"hashpower": 13})):
+        ratios = []
+
+        def run(options: dict[str, int] = options, ratios: list[float] = ratios) -> None:
+            reader.reset()
+            cache = libcachesim.LRU(cache_size=CAPACITY, **options)
+            ratios.append(cache.process_trace(reader)[0])
+
+        seconds = best_seconds(run)
+        found[label] = seconds, round(ratios[-1] * len(trace))
+    return found
+
+
+def throughput(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    cases = {
+        "natural video, XAttention, 4 heads": load_mask(ROOT / "data/xattention_363600.npz").mask,
+        "random, density .35, 2 heads": BlockMask.from_dense(rng.random((2, 2841, 2841)) < 0.35),
+    }
+    print("million block accesses per second and core")
+    print(f"{'mask':36} {'policy':10} {'wavealign':>9}   libcachesim LRU of the same trace")
+    for name, mask in cases.items():
+        for policy in ("original", "random", "nnz", "lockstep"):
+            schedule = build_schedule(mask, policy, WORKERS)
+            misses = stream(schedule)
+            seconds = best_seconds(lambda s=schedule: stream(s))
+            trace = launch_trace(
+                schedule.row_order,
+                schedule.indptr,
+                schedule.indices,
+                mask.N,
+                WORKERS,
+                HIT_TICKS,
+                START_TICKS,
+            )
+            theirs = [
+                f"{label} {mask.nnz / s / 1e6:.1f} ({s / seconds:.1f}x slower"
+                + (")" if m == misses else f"; {m} MISSES, NOT {misses})")
+                for label, (s, m) in libcachesim_lru(trace, folder).items()
+            ]
+            rate = mask.nnz / seconds / 1e6
+            print(f"{name:36} {policy:10} {rate:9.1f}   {', '.join(theirs) or 'not installed'}")
+
+
+def measured(command: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak MB of a command."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def forty_heads(folder: Path) -> None:
+    path = folder / "forty.npz"
+    rng = np.random.default_rng(0)
+    parts = [BlockMask.from_dense(rng.random((2841, 2841)) < 0.35) for _ in range(40)]
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(p.indptr) for p in parts]))])
+    indices = np.concatenate([p.indices for p in parts])
+    mask = BlockMask.from_csr(indptr, indices, (40, 2841, 2841))
+    save_mask(path, mask)
+    print(f"\n40 heads of 2841x2841, {mask.nnz / 1e6:.0f} M blocks, {os.cpu_count()} cores")
+    del parts, indices, mask
+    command = [sys.executable, "-m", "wavealign.cli", "sim", "--mask", str(path), "--json"]
+    for policy in ("original", "nnz", "nnz/shuffled+sawtooth", "lockstep", "svd+nnz", "greedy+nnz"):
+        seconds, peak_mb = measured([*command, "--device", "h200", "--policy", policy])
+        print(f"  {policy:24} {seconds:6.1f} s  {peak_mb:6.0f} MB peak")
+
+
+def startup(folder: Path) -> None:
+    cli = [sys.executable, "-m", "wavealign.cli"]
+    seconds = min(measured([*cli, "--help"])[0] for _ in range(3))
+    print(f"\nwavealign --help: {seconds:.2f} s")
+    os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")
+    small = [*cli, "sim", "--mask", str(ROOT / "data/xattention_75600.npz")]
+    for label in ("first run, compiling", "second run, from numba's cache"):
+        print(f"sim on 8 heads of 591x591, nine policies, {label}: {measured(small)[0]:.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--skip-40-heads", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        throughput(folder)
+        if not arguments.skip_40_heads:
+            forty_heads(folder)
+        startup(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What a user installs: one top-level name, its data, a light import, cached kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from helpers import ROOT
+
+
+def python(code, **options):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_one_package_and_its_data(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"wavealign"}
+    assert "wavealign/py.typed" in names
+    shipped = {p.name for p in (ROOT / "wavealign/sim/profiles").glob("*.toml")}
+    assert {n.rpartition("/")[2] for n in names if n.endswith(".toml")} == shipped
+    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "wavealign").rglob("*.py")}
+    assert sources <= set(names)
+
+
+def test_the_installed_wheel_works_from_anywhere(wheel, tmp_path):
+    site = tmp_path / "site"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--quiet",
+        "--target",
+        site,
+        wheel,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    tops = {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")}
+    assert tops - {"bin"} == {"wavealign"}
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import wavealign, numpy as np;"
+        "mask = wavealign.BlockMask.from_dense(np.ones((1, 4, 4)));"
+        "print(wavealign.__file__, wavealign.simulate(mask, device='a40').device)"
+    )
+    file, device = python(code, cwd=tmp_path).split()
+    assert file.startswith(str(site))
+    assert device == "a40"
+
+
+HEAVY = {"numba", "scipy", "numpy", "torch", "matplotlib", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [
+        ("import wavealign", HEAVY),
+        ("import wavealign; wavealign.BlockMask", HEAVY - {"numpy"}),
+        (
+            "from wavealign.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+            HEAVY,
+        ),
+        (
+            "from wavealign.cli import main\ntry: main(['sim', '--help'])\nexcept SystemExit: pass",
+            HEAVY,
+        ),
+        (
+            "from wavealign.cli import main\ntry: main(['policies', '--json'])\n"
+            "except SystemExit: pass",
+            HEAVY - {"numpy"},
+        ),
+    ],
+)
+def test_nothing_heavy_is_imported_early(code, forbidden):
+    output = python(
+        f"{code}\nimport sys; print('loaded', *sorted({forbidden!r} & set(sys.modules)))"
+    )
+    assert output.splitlines()[-1] == "loaded"
+
+
+def test_public_names():
+    python("import wavealign\nfor name in wavealign.__all__: getattr(wavealign, name)")
+    code = "import wavealign\ntry: wavealign.nothing\nexcept AttributeError as e: print(e)"
+    assert python(code) == "module 'wavealign' has no attribute 'nothing'"
+
+
+def test_kernels_are_compiled_once_and_cached(tmp_path):
+    code = (
+        "import numpy as np, wavealign\n"
+        "from wavealign.sim._kernels import stream_lru\n"
+        "wavealign.simulate(wavealign.BlockMask.from_dense(np.ones((1, 3, 3))))\n"
+        "stats = stream_lru.stats\n"
+        "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
+    )
+    import os
+
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert python(code, env=environment) == "0 1"
+    assert python(code, env=environment) == "1 0"

@@ -1,0 +1,55 @@
+"""The masks and runs that ship, against what data/README.md says of them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from helpers import DATA, ROOT
+
+from wavealign.masks import load_mask, mask_stats
+from wavealign.sim import Setup
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import fidelity
+
+# Densities and NNZ spreads of the single heads, as data/README.md lists them.
+HEADS = {
+    "xattention_75600": ((8, 591, 591), (128, 128), 75600),
+    "spargeattn_75600": ((8, 591, 1182), (128, 64), 75600),
+    "xattention_363600": ((4, 2841, 2841), (128, 128), 363600),
+    "spargeattn_363600": ((2, 5682, 2841), (64, 128), 363600),
+    "h200/video_cv1_2841": ((1, 2841, 2841), (128, 128), 363648),
+    "h200/vslash_2841": ((1, 2841, 2841), (128, 128), 363648),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_masks_are_what_the_provenance_file_says(name):
+    mask = load_mask(DATA / f"{name}.npz").mask
+    shape, block, tokens = HEADS[name]
+    assert mask.shape == shape
+    assert (mask.block_q, mask.block_kv) == block
+    assert (mask.tokens_q, mask.tokens_kv) == (tokens, tokens)
+    assert mask.meta["provenance"] == "data/README.md"
+    total, _ = mask_stats(mask)
+    row = next(
+        line for line in (DATA / "README.md").read_text().splitlines() if f"`{name}.npz`" in line
+    )
+    assert f"{total.density:.3f}" in row
+    assert f"{total.row_nnz_spread:.2f}" in row
+
+
+def test_simulated_hit_ratios_are_close_to_what_the_card_measured():
+    """Runs of flash-attn-4 on an H200, orders as recorded (docs/fidelity.md)."""
+    found = [replay for path in fidelity.SHIPPED for replay in fidelity.replays(path)]
+    assert len(found) == 38 + 20 + 6
+    for replay in found[::5]:
+        replay.schedule.check(replay.mask)
+    results = fidelity.compare(found, Setup.make("h200"))
+    errors = np.abs(fidelity.hit_errors(found, results))
+    assert errors.mean() <= 0.03
+    # No rank correlation can be had by a simulator that says the same of all orders.
+    measured = [replay.run["l2_hit_frac"] for replay in found]
+    assert np.corrcoef(measured, [r.l2_hit_frac for r in results])[0, 1] > 0.95
