@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from wavealign.errors import InputError
@@ -115,12 +114,7 @@ class ResultWriter:
             self._stream.write(result.to_json() + "\n")
         self._stream.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
             self._partial.replace(self._path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 _EVERY_SECONDS = 5.0
 
@@ -45,11 +44,6 @@ class Progress:
             self._said = time.monotonic()
             print(f"{self._what}: {self._done}/{self._total}, {detail} done", file=sys.stderr)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
