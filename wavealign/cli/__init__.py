@@ -1,0 +1,26 @@
+"""The command line: parse, call, print. stdout is data, stderr is progress.
+
+Exit codes: 0 done; 1 the work failed or was interrupted; 2 bad usage or input; 3 a missing
+capability. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import click
+
+from wavealign._version import __version__
+from wavealign.cli.failure import Group
+from wavealign.cli.lists import devices, policies
+from wavealign.cli.mask import mask
+from wavealign.cli.order import order
+from wavealign.cli.sim import sim
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="wavealign")
+def main() -> None:
+    """Order the rows of block-sparse attention so that what runs together reads together."""
+
+
+for command in (sim, order, mask, policies, devices):
+    main.add_command(command)

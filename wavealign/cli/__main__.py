@@ -1,0 +1,5 @@
+"""``python -m wavealign.cli``."""
+
+from wavealign.cli import main
+
+main()

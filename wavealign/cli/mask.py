@@ -1,0 +1,78 @@
+"""`wavealign mask`: look at mask files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from wavealign.cli.options import device_options, json_option, load_heads, make_setup
+
+
+@click.group()
+def mask() -> None:
+    """Look at mask files."""
+
+
+@mask.command()
+@click.argument("file")
+@click.option("--key", help="The mask inside a file that holds several: KEY/mask, ...")
+@click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
+@click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7.")
+@click.option("--per-head", is_flag=True, help="A row for every head.")
+@device_options
+@json_option
+def info(
+    file: str,
+    key: str | None,
+    block: str | None,
+    heads: str | None,
+    per_head: bool,
+    as_json: bool,
+    **device_options: Any,
+) -> None:
+    """How FILE was understood, and what its mask looks like to the cache."""
+    from wavealign.masks import mask_stats
+    from wavealign.report.tables import print_table, stats_table
+
+    setup = make_setup(**device_options)
+    loaded, head_ids = load_heads(file, heads, block, key)
+    mask = loaded.mask
+    total, each = mask_stats(mask)
+    each = [dataclasses.replace(s, head=head_ids[s.head or 0]) for s in each]
+    rows = [total, *each] if per_head else [total]
+    block_bytes = setup.kv_bytes(mask.block_kv)
+    if as_json:
+        for stats in rows:
+            click.echo(
+                json.dumps({
+                    "schema": "wavealign.mask_info/1",
+                    "mask": loaded.name,
+                    "mask_digest": mask.digest,
+                    "understood_as": list(loaded.understood_as),
+                    "shape": list(mask.shape),
+                    "block_size": [mask.block_q, mask.block_kv],
+                    "seq_len": [mask.tokens_q, mask.tokens_kv],
+                    **dataclasses.asdict(stats),
+                    "working_set_bytes": stats.working_set_bytes(block_bytes),
+                    "l2_capacity_bytes": setup.l2_capacity_bytes,
+                    "meta": dict(mask.meta),
+                })
+            )  # fmt: skip
+        return
+    click.echo(f"{file}, read as")
+    for note in loaded.understood_as:
+        click.echo(f"  {note}")
+    for name, value in mask.meta.items():
+        click.echo(f"  meta {name}: {value}")
+    click.echo(f"  digest: {mask.digest}\n")
+    print_table(stats_table(rows, setup, mask.block_kv))
+    click.echo(
+        f"\nL2: {setup.l2_capacity_bytes:,} bytes ({setup.l2_origin}). Spread: standard deviation "
+        "/ mean of a row's NNZ. Overlap: Jaccard, of adjacent rows. K/V set: distinct K/V blocks "
+        "that a head reads (largest head)."
+    )
+    if total.empty_heads:
+        click.echo(f"{total.empty_heads} of {mask.H} heads keep no block at all.")

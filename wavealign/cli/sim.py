@@ -1,0 +1,165 @@
+"""`wavealign sim`: compare policies on a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wavealign.cli.failure import Failure
+from wavealign.cli.options import (
+    cores,
+    device_options,
+    json_option,
+    load_heads,
+    make_setup,
+    mask_options,
+    seed_option,
+)
+from wavealign.errors import InputError
+
+if TYPE_CHECKING:
+    from wavealign.masks import LoadedMask
+    from wavealign.results import RunResult
+    from wavealign.sim.simulate import Setup
+
+
+@click.command()
+@mask_options
+@device_options
+@click.option(
+    "--policy", "policies", multiple=True, metavar="P",
+    help="ROWS[/VISITS], repeatable; default: the usual nine (see `wavealign policies`).",
+)  # fmt: skip
+@click.option(
+    "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+    help="Also score this schedule file, repeatable.",
+)  # fmt: skip
+@click.option("--per-head", is_flag=True, help="Also launch every head on its own.")
+@seed_option
+@json_option
+@click.option("--out", metavar="FILE", help="Write the rows as JSON lines (replaces FILE).")
+@click.option("--plot", metavar="FILE", help="Write a picture (png, svg, pdf; extra `report`).")
+@click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+def sim(
+    mask_path: str,
+    heads: str | None,
+    block: str | None,
+    key: str | None,
+    policies: tuple[str, ...],
+    schedule_paths: tuple[str, ...],
+    per_head: bool,
+    seed: int,
+    as_json: bool,
+    out: str | None,
+    plot: str | None,
+    jobs: int | None,
+    quiet: bool,
+    **device_options: Any,
+) -> None:
+    """Compare policies on a mask: L2 hit ratio, HBM reads and time, simulated.
+
+    All heads run as one launch, in order, as a kernel runs them.
+    """
+    from wavealign.order import DEFAULT_POLICIES, Schedule, parse_policy
+    from wavealign.report.progress import Progress
+    from wavealign.results import ResultWriter
+    from wavealign.sim.campaign import Campaign, Task
+
+    setup = make_setup(**device_options)
+    names = list(policies or DEFAULT_POLICIES)
+    for name in names:
+        parse_policy(name)
+    loaded, head_ids = load_heads(mask_path, heads, block, key)
+    mask = loaded.mask
+    setup.capacity_blocks(mask)
+    chosen = None if heads is None else head_ids
+    recipes: list[str | Schedule] = [
+        *names,
+        *(_fitting_schedule(path, mask, chosen) for path in schedule_paths),
+    ]
+    if plot:
+        from wavealign.report.plots import check_plot
+
+        check_plot(plot)
+    scopes: list[int | None] = [None, *(range(mask.H) if per_head else ())]
+    tasks = [Task(recipe, scope) for scope in scopes for recipe in recipes]
+    # The table and the picture compare with `original`, also where nobody asked for its row.
+    shown_only = [] if as_json or "original" in names else [Task("original", s) for s in scopes]
+
+    results: list[RunResult] = []
+    baselines: dict[int | None, RunResult] = {}
+    with ExitStack() as stack:
+        writer = stack.enter_context(ResultWriter(out)) if out else None
+        progress = stack.enter_context(Progress(len(tasks) + len(shown_only), "simulating", quiet))
+
+        def take(result: RunResult) -> None:
+            if result.policy == "original":
+                baselines.setdefault(result.head, result)
+            if len(results) < len(tasks):
+                results.append(result)
+                if writer is not None:
+                    writer.write([result])
+                if as_json:
+                    click.echo(result.to_json())
+            progress.advance(result.policy)
+
+        try:
+            campaign = Campaign(mask, setup, head_ids, loaded.name, seed)
+            campaign.run([*tasks, *shown_only], jobs or cores(), take)
+        except KeyboardInterrupt:
+            kept = f" {out} holds them." if out else ""
+            raise Failure(
+                f"interrupted after {len(results)} of {len(tasks)} runs.{kept}", 1
+            ) from None
+    if not as_json:
+        _print_results(loaded, setup, results, baselines)
+    if plot:
+        from wavealign.report.plots import plot_policies
+
+        launch = [result for result in results if result.head is None]
+        title = f"{loaded.name} on {setup.device.name}, {setup.kernel.name} (simulated)"
+        plot_policies(launch, baselines.get(None), title, plot)
+
+
+def _fitting_schedule(path: str, mask: Any, heads: list[int] | None) -> Any:
+    """A schedule file as a row of the table, checked against the mask."""
+    from wavealign.order import Schedule
+
+    schedule = Schedule.load(path)
+    try:
+        if heads is not None and max(heads) < schedule.shape[0]:
+            schedule = schedule.select_heads(heads)
+        schedule.check(mask)
+    except InputError as problem:
+        raise InputError(f"{path}: {problem}") from problem
+    return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")
+
+
+def _print_results(
+    loaded: LoadedMask,
+    setup: Setup,
+    results: list[RunResult],
+    baselines: dict[int | None, RunResult],
+) -> None:
+    from wavealign.report.tables import launch_lines, print_table, results_table
+
+    launch = [result for result in results if result.head is None]
+    for line in launch_lines(loaded.mask, loaded.name, launch[0].heads, setup):
+        click.echo(line)
+    click.echo()
+    if all(result.policy != "original" for result in launch):
+        launch.insert(0, baselines[None])
+    print_table(results_table(launch, baselines))
+    click.echo(
+        f"\nRequested {launch[0].l2_requested_bytes / 1e9:.2f} GB of K/V; compulsory reads "
+        f"{launch[0].compulsory_bytes / 1e9:.2f} GB. Simulated, first model (docs/fidelity.md)."
+    )
+    separate = [result for result in results if result.head is not None]
+    if separate:
+        click.echo("\nEach head launched on its own:\n")
+        print_table(results_table(separate, baselines))
