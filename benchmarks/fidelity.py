@@ -1,6 +1,6 @@
 """Simulated against measured, run by run: how far the simulator can be trusted.
 
-    python benchmarks/fidelity.py [RUNS ...] [--device h200] [--fit]
+    python benchmarks/fidelity.py [RUNS ...] [--device h200] [--model full] [--plot FILE]
 
 RUNS is a JSON lines file of measured runs (data/README.md), or a folder that holds
 ``runs.jsonl``; the masks with their recorded orders lie beside it, either as NAME.npz files or in
@@ -11,23 +11,16 @@ table.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from wavealign.masks.block_mask import BlockMask
-from wavealign.masks.files import load_mask
-from wavealign.npz import NpzFile
-from wavealign.order.policies import build_schedule
-from wavealign.order.schedule import Schedule, slot_of_row
 from wavealign.results import RunResult
-from wavealign.sim.simulate import Setup, run_schedule
+from wavealign.sim.calibrate import replay, replay_errors
+from wavealign.sim.recordings import Recording, load_recordings
+from wavealign.sim.setup import Setup
 
 DATA = Path(__file__).parent.parent / "data"
 SHIPPED = [
@@ -35,181 +28,135 @@ SHIPPED = [
     DATA / "xattention_363600.runs.jsonl",
     DATA / "spargeattn_363600.runs.jsonl",
 ]
-WAVE = 132  # rows in flight of every recorded run
-
-# Names in the recordings -> this project's.
-ROWS = {"identity": "original", "lpt": "nnz", "s2": "nnz-wave", "s1s2": "svd+nnz"}
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A measured run and the schedule that it executed."""
-
-    run: dict[str, Any]
-    label: str
-    mask: BlockMask
-    schedule: Schedule
-
-
-def replays(path: Path, kernel: str = "fa4") -> Iterator[Replay]:
-    """Every recorded run of `kernel` whose order was recorded too."""
-    source = path / "runs.jsonl" if path.is_dir() else path
-    folder = source.parent
-    with source.open(encoding="utf-8") as lines:
-        runs = [json.loads(line) for line in lines]
-    for run in runs:
-        if run["kernel"] == kernel and run.get("order_recorded", True):
-            file, key = _mask_file(folder, run["mask"])
-            with NpzFile(file) as whole, NpzFile(file, key) as own:
-                block = None if "block_size" in own else _block(run["mask"])
-                mask = load_mask(file, block, key).mask
-                yield _replay(run, mask, own, whole)
-
-
-def _replay(run: dict[str, Any], mask: BlockMask, own: NpzFile, whole: NpzFile) -> Replay:
-    head = ""
-    if "head_index" in run:
-        mask = mask.select_heads([run["head_index"]])
-        head = f"[{run['head_index']}]"
-    order = run.get("order") or run["rows"]
-    row_order = _row_order(own, order, mask)
-    lists = _visit_lists(own, whole, run, order, mask, row_order)
-    policy = f"{ROWS.get(order, order)}/{run['visit']}"
-    schedule = Schedule(row_order, mask.indptr, lists, mask.shape, policy)
-    return Replay(run, f"{run['mask']}{head} {policy}", mask, schedule)
-
-
-def _mask_file(folder: Path, name: str) -> tuple[Path, str | None]:
-    own = folder / f"{name}.npz"
-    if own.exists():
-        return own, None
-    for path in sorted(folder.glob("*.npz")):
-        with NpzFile(path) as file:
-            if f"{name}/shape" in file:
-                return path, name
-    raise SystemExit(f"{folder}: no mask named {name}")
-
-
-def _block(name: str) -> tuple[int, int]:
-    """Tokens per block: named at the end of a mask's name, 128x128 otherwise."""
-    q, x, kv = name.rpartition("_")[2].partition("x")
-    return (int(q), int(kv)) if x and q.isdigit() and kv.isdigit() else (128, 128)
-
-
-def _row_order(own: NpzFile, name: str, mask: BlockMask) -> np.ndarray:
-    if f"order/{name}" in own:
-        return own.array(f"order/{name}").astype(np.int32)
-    if name not in ("original", "nnz"):
-        raise SystemExit(f"row order '{name}' wasn't recorded")
-    return build_schedule(mask, name, WAVE).row_order
-
-
-def _visit_lists(
-    own: NpzFile,
-    whole: NpzFile,
-    run: dict[str, Any],
-    order: str,
-    mask: BlockMask,
-    row_order: np.ndarray,
-) -> np.ndarray:
-    """The lists that the kernel walked, rebuilt from what was recorded."""
-    visit = run["visit"]
-    shuffled = "scramble" in visit or "shuffled" in visit
-    lists = mask.indices.copy()
-    for h in range(mask.H):
-        sweep = np.arange(mask.N)
-        if shuffled:
-            sweep = own.array("scramble")[h] if "scramble" in own else whole.array("shuffle")
-        place = slot_of_row(sweep)
-        starts = None
-        if "phase" in visit:
-            kind = "start_position" if shuffled else "start_column"
-            starts = own.array(f"{kind}/{order}")[run.get("head_index", h)]
-        slots = slot_of_row(row_order[h])
-        for i in range(mask.M):
-            begin, end = mask.indptr[h * mask.M + i : h * mask.M + i + 2]
-            row = lists[begin:end]
-            row = row[np.argsort(place[row])]
-            if "saw" in visit and slots[i] // WAVE % 2:
-                row = row[::-1]
-            if starts is not None:
-                row = np.roll(row, -int(np.searchsorted(place[row], starts[i])))
-            lists[begin:end] = row
-    return lists
-
-
-def compare(found: list[Replay], setup: Setup) -> list[RunResult]:
-    """The simulator's row for each replay."""
-    with ThreadPoolExecutor() as pool:
-        return list(
-            pool.map(lambda r: run_schedule(r.mask, r.schedule, setup, name=r.label), found)
-        )
-
-
-def hit_errors(found: list[Replay], results: list[RunResult]) -> np.ndarray:
-    """Simulated minus measured hit ratio of each replay."""
-    pairs = zip(found, results, strict=True)
-    return np.array([result.l2_hit_frac - replay.run["l2_hit_frac"] for replay, result in pairs])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, default=SHIPPED)
     parser.add_argument("--device", default="h200")
-    parser.add_argument("--fit", action="store_true", help="also fit the two time constants")
+    parser.add_argument("--model", default="full", choices=["full", "fast"])
+    parser.add_argument("--plot", type=Path, help="also a picture, simulated against measured")
+    parser.add_argument("--quiet", action="store_true", help="only the summary")
     arguments = parser.parse_args()
-    setup = Setup.make(arguments.device)
-    for path in arguments.runs:
-        report(path, setup, arguments.fit)
+    setup = Setup.make(arguments.device, model=arguments.model)
+    found = [recording for path in arguments.runs for recording in load_recordings(path)]
+    print(f"{len(found)} runs, rebuilt", file=sys.stderr)
+    results = replay(found, setup)
+    if not arguments.quiet:
+        _table(found, results)
+    for tile in sorted({_tile(recording) for recording in found}):
+        kept = [i for i, recording in enumerate(found) if _tile(recording) == tile]
+        _summary([found[i] for i in kept], [results[i] for i in kept])
+    print("\nall tiles")
+    _ranking(found, results)
+    if arguments.plot is not None:
+        _plot(found, results, arguments.plot)
 
 
-def report(path: Path, setup: Setup, fit: bool) -> None:
-    """Print the table of one file of runs, and the errors over each tile size."""
-    found = list(replays(path))
-    print(f"{path}: {len(found)} runs, rebuilt", file=sys.stderr)
-    results = compare(found, setup)
-    print(f"\n{'run':64} {'hit':>6} {'sim':>6} {'diff':>6} {'ms':>7} {'sim':>7} {'diff':>6}")
-    for replay, result in zip(found, results, strict=True):
-        hit, ms = replay.run["l2_hit_frac"], replay.run["counters_ms"]
+def _table(found: list[Recording], results: list[RunResult]) -> None:
+    print(f"{'run':64} {'hit':>6} {'sim':>6} {'diff':>6} {'ms':>7} {'sim':>7} {'diff':>6}")
+    for recording, result in zip(found, results, strict=True):
+        hit, ms = recording.measured.l2_hit_frac, recording.measured.time_ms
         print(
-            f"{replay.label:64} {hit:6.3f} {result.l2_hit_frac:6.3f} "
+            f"{recording.label:64} {hit:6.3f} {result.l2_hit_frac:6.3f} "
             f"{100 * (result.l2_hit_frac - hit):+6.1f} {ms:7.2f} {result.time_ms:7.2f} "
             f"{100 * (result.time_ms / ms - 1):+5.1f}%"
         )
-    tiles = [(r.mask.block_q, r.mask.block_kv) for r in found]
-    for tile in sorted(set(tiles)):
-        kept = [i for i, t in enumerate(tiles) if t == tile]
-        _summary(tile, [found[i] for i in kept], [results[i] for i in kept], setup, fit)
 
 
-def _summary(
-    tile: tuple[int, int], found: list[Replay], results: list[RunResult], setup: Setup, fit: bool
-) -> None:
-    hits = 100 * hit_errors(found, results)
-    measured_ms = np.array([r.run["counters_ms"] for r in found])
-    times = 100 * (np.array([r.time_ms for r in results]) / measured_ms - 1)
+def _tile(recording: Recording) -> tuple[int, int]:
+    return recording.mask.block_q, recording.mask.block_kv
+
+
+def _summary(found: list[Recording], results: list[RunResult]) -> None:
+    errors = replay_errors(found, results)
+    tile = _tile(found[0])
+    print(f"\n{tile[0]}x{tile[1]}, {len(found)} runs")
+    _line("hit ratio, points", errors.hit_points)
+    _line("profiler's hit rate, points", errors.sector_points)
+    _line("HBM reads, % of requested", errors.read_percent)
+    _line("time, %", errors.time_percent)
+    _line("speedup over original, %", 100 * np.array(list(_speedup_errors(found, results))))
+
+
+def _line(what: str, errors: np.ndarray) -> None:
+    if len(errors):
+        print(
+            f"  {what:28} mean {np.abs(errors).mean():5.2f}   worst {np.abs(errors).max():5.1f}   "
+            f"bias {errors.mean():+5.2f}"
+        )
+
+
+def _groups(found: list[Recording]) -> dict[tuple[str, str], list[int]]:
+    """Runs of one mask (and head) in one campaign: what may be compared with each other."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, recording in enumerate(found):
+        groups.setdefault((recording.mask_name, recording.campaign), []).append(i)
+    return groups
+
+
+def _speedup_errors(found: list[Recording], results: list[RunResult]) -> Iterator[float]:
+    for members in _groups(found).values():
+        base = [i for i in members if found[i].schedule.policy == "original/ascending"]
+        for i in members:
+            if base and i != base[0]:
+                measured = found[base[0]].measured.time_ms / found[i].measured.time_ms
+                yield results[base[0]].time_ms / results[i].time_ms / measured - 1
+
+
+def _ranking(found: list[Recording], results: list[RunResult]) -> None:
+    """Does the simulator choose well? Pairs whose measured times differ by more than 1 %."""
+    agree, disagree, regrets = 0, 0, []
+    for members in _groups(found).values():
+        if len(members) < 2:
+            continue
+        measured = [found[i].measured.time_ms for i in members]
+        simulated = [results[i].time_ms for i in members]
+        chosen = int(np.argmin(simulated))
+        regrets.append(100 * (measured[chosen] / min(measured) - 1))
+        for a in range(len(members)):
+            for b in range(a):
+                if abs(measured[a] / measured[b] - 1) > 0.01:
+                    same = (measured[a] - measured[b]) * (simulated[a] - simulated[b]) > 0
+                    agree, disagree = agree + same, disagree + (not same)
     print(
-        f"\n{tile[0]}x{tile[1]}, {len(found)} runs, LRU of {setup.l2_capacity_bytes} bytes: "
-        f"hit ratio off by {np.abs(hits).mean():.2f} points on average (worst "
-        f"{np.abs(hits).max():.1f}, bias {hits.mean():+.2f}); time off by "
-        f"{np.abs(times).mean():.2f} % on average (worst {np.abs(times).max():.1f} %)"
+        f"  ranking: Kendall tau {(agree - disagree) / max(1, agree + disagree):.3f} over "
+        f"{agree + disagree} pairs that differ by more than 1 %; the chosen order is slower than "
+        f"the best measured one by {np.mean(regrets):.2f} % on average, {max(regrets):.2f} % at "
+        f"worst ({len(regrets)} sets of runs)"
     )
-    if not fit:
-        return
-    # time = block_ns * makespan + shared_ns * misses / W is linear in the two constants.
-    shared_ms = np.array(
-        [
-            r.hbm_read_bytes / r.kv_block_bytes / r.wave * setup.kernel.miss_shared_ns / 1e6
-            for r in results
-        ]
-    )
-    blocks_ms = np.array([r.time_ms for r in results]) - shared_ms
-    terms = np.stack([blocks_ms, shared_ms]).T / measured_ms[:, None]
-    factor = np.linalg.lstsq(terms, np.ones(len(found)), rcond=None)[0]
-    print(
-        f"  least squares (relative): block_ns {factor[0] * setup.kernel.step_ns(*tile, 128):.1f}, "
-        f"miss_shared_ns {factor[1] * setup.kernel.miss_shared_ns:.1f}"
-    )
+
+
+def _plot(found: list[Recording], results: list[RunResult], path: Path) -> None:
+    """Simulated against measured: hit ratio, and time of the policies of a mask."""
+    from matplotlib.figure import Figure
+
+    from wavealign.report.plots import BLUE, INK, ORANGE, save
+
+    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+    hits, times = figure.subplots(1, 2)
+    tiles = sorted({_tile(recording) for recording in found})
+    for tile, colour in zip(tiles, (ORANGE, BLUE), strict=False):
+        kept = [i for i, recording in enumerate(found) if _tile(recording) == tile]
+        measured = [found[i].measured for i in kept]
+        label = f"{tile[0]}x{tile[1]} ({len(kept)} runs)"
+        style = {"s": 16, "color": colour, "alpha": 0.7, "linewidths": 0, "label": label}
+        hits.scatter(
+            [100 * m.l2_hit_frac for m in measured],
+            [100 * results[i].l2_hit_frac for i in kept],
+            **style,
+        )
+        times.scatter([m.time_ms for m in measured], [results[i].time_ms for i in kept], **style)
+    for axis, what in ((hits, "L2 hit ratio (%)"), (times, "kernel time (ms)")):
+        low, high = (0.0, 100.0) if axis is hits else (5.0, 110.0)
+        axis.plot([low, high], [low, high], color=INK, linewidth=0.8)
+        axis.set_xlabel(f"measured {what}")
+        axis.set_ylabel(f"simulated {what}")
+        axis.spines[["top", "right"]].set_visible(False)
+    times.set_xscale("log")
+    times.set_yscale("log")
+    hits.legend(frameon=False, loc="upper left")
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -131,3 +131,145 @@ def phases(orders, lists_per_head, permutations, workers):
                 del flight[worker]
         result.append(rotated)
     return result
+
+
+def stack_distances(trace, keys, columns):
+    """Accesses at each LRU stack distance, first ones in the last entry; and of last blocks."""
+    every, last = [0] * (keys + 1), [0] * (keys + 1)
+    stack = []
+    for key in trace:
+        distance = stack.index(key) if key in stack else keys
+        if key in stack:
+            stack.remove(key)
+        stack.insert(0, key)
+        every[distance] += 1
+        last[distance] += key % columns == columns - 1
+    return every, last
+
+
+def belady(trace, capacity):
+    """Misses where, of the residents and the new key, the one used again last (or never) goes."""
+
+    def next_use(key, now):
+        return trace.index(key, now + 1) if key in trace[now + 1 :] else math.inf
+
+    resident = set()
+    misses = 0
+    for now, key in enumerate(trace):
+        misses += key not in resident
+        resident.add(key)
+        if len(resident) > capacity:
+            resident.remove(max(resident, key=lambda other: (next_use(other, now), other)))
+    return misses
+
+
+def least_cost(trace, capacity, cost):
+    """The cheapest way to serve a trace, by trying every choice of what to keep."""
+    states = {frozenset(): 0}
+    for key in trace:
+        after = {}
+        for resident, paid in states.items():
+            total = paid + (0 if key in resident else cost(key))
+            pool = resident | {key}
+            kept = [pool] if len(pool) <= capacity else [pool - {gone} for gone in pool]
+            for choice in kept:
+                after[choice] = min(total, after.get(choice, total))
+        states = after
+    return min(states.values())
+
+
+def partitioned(
+    row_order,
+    lists,
+    columns,
+    step_times,
+    start_time,
+    half_miss_time,
+    partitions,
+    capacity,
+    window,
+    l2_limit,
+    hbm_limit,
+):
+    """The full model's event loop with a heap, an OrderedDict per partition and sets of halves.
+
+    Times are fixed-point integers (2**16 a tick). Returns what `stream_partitioned` returns, as
+    lists.
+    """
+    workers = len(step_times)
+    queue = [(h, row) for h, order in enumerate(row_order) for row in order]
+    reads, last_reads = [0] * len(row_order), [0] * len(row_order)
+    own_hits = crossings = crossing_hits = 0
+    ends, end_times, stretched = [0] * workers, [0.0] * workers, [0.0, 0.0]
+    todo = {w: [] for w in range(workers)}
+    missed_before = [False] * workers
+    due = [0] * workers
+    caches = [OrderedDict() for _ in range(partitions)]  # (head, block) -> set of halves
+    sequence, next_row = 0, 0
+    events = []
+    for w in range(workers):
+        heapq.heappush(events, (0, sequence, w))
+        sequence += 1
+    window_end, added, moved, filled = window, 0.0, 0, 0
+
+    def keep(p, key, half):
+        caches[p].setdefault(key, set()).add(half)
+        caches[p].move_to_end(key)
+
+    def shrink(p):
+        while sum(map(len, caches[p].values())) > capacity:
+            caches[p].popitem(last=False)
+
+    while events:
+        tick, _, w = heapq.heappop(events)
+        while tick >= window_end:
+            loads = (moved / l2_limit, filled / hbm_limit)
+            if max(loads) > 1.0:
+                extra = window * (max(loads) - 1.0)
+                added += extra
+                stretched[0 if loads[0] >= loads[1] else 1] += extra
+            moved = filled = 0
+            window_end += window
+        if todo[w]:
+            key = todo[w].pop(0)
+            p = w % partitions
+            missed = 0
+            moved += 2
+            for half in range(2):
+                home = half if partitions == 2 else 0
+                if half in caches[p].get(key, ()):
+                    own_hits += 1
+                    continue
+                if home == p:
+                    missed += 1
+                    continue
+                crossings += 1
+                moved += 1
+                if half in caches[home].get(key, ()):
+                    crossing_hits += 1
+                else:
+                    missed += 1
+                keep(home, key, half)
+                shrink(home)
+            keep(p, key, 0)
+            keep(p, key, 1)
+            shrink(p)
+            moved += missed
+            filled += missed
+            reads[key[0]] += missed
+            last_reads[key[0]] += missed * (key[1] == columns - 1)
+            delay = step_times[w] + (half_miss_time * missed if missed_before[w] else 0)
+            missed_before[w] = missed > 0
+        elif next_row < len(queue):
+            h, row = queue[next_row]
+            next_row += 1
+            todo[w] = [(h, block) for block in lists[h][row]]
+            delay = start_time
+        else:
+            ends[w], end_times[w] = tick, tick + added
+            continue
+        due[w] += delay
+        heapq.heappush(events, (due[w] >> 16, sequence, w))
+        sequence += 1
+    lookups = [own_hits, crossings, crossing_hits]
+    return reads, last_reads, lookups, ends, end_times, stretched

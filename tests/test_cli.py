@@ -47,6 +47,7 @@ def test_the_table_compares_with_original(masks):
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert "L2      1,048,576 bytes (given) = 16 K/V blocks of 65,536 bytes" in result.stdout
+    assert "full model, single regime" in result.stdout
     assert "not calibrated" in result.stdout  # h100, the default
     table = [line for line in lines if line.split("  ")[0] in DEFAULT_POLICIES]
     assert [line.split("  ")[0].strip() for line in table] == list(DEFAULT_POLICIES)
@@ -221,6 +222,8 @@ BAD_OPTIONS = {
     "block text": (["--block", "128by64"], "block size '128by64'"),
     "block zero": (["--block", "0x64"], "block size '0x64'"),
     "block against file": (["--block", "64x64"], "128x128, but 64x64 was asked for"),
+    "model": (["--model", "fulll"], "unknown model 'fulll'. Did you mean 'full'?"),
+    "regime": (["--regime", "steedy"], "unknown regime 'steedy'. Did you mean 'steady'?"),
     "wave": (["--wave", "0"], "0 is not in the range"),
     "seed": (["--seed", "-1"], "-1 is not in the range"),
     "out folder missing": (["--out", "no/such/runs.jsonl"], "doesn't exist"),

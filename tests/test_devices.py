@@ -6,6 +6,7 @@ import pytest
 
 from wavealign.errors import InputError
 from wavealign.sim import device_names, load_device
+from wavealign.sim.devices import profile_toml
 
 
 def shipped(name="h200"):
@@ -13,7 +14,8 @@ def shipped(name="h200"):
 
 
 def test_the_devices_that_ship():
-    assert {"h100", "h200", "a100", "a40"} <= set(device_names())
+    expected = {"h100", "h100-pcie", "h200", "a100", "a100-40gb", "a40", "l40s", "rtx4090", "b200"}
+    assert expected <= set(device_names())
     for name in device_names():
         profile = load_device(name)
         assert profile.name == name
@@ -30,10 +32,10 @@ def test_only_the_h200_claims_to_be_calibrated():
 
 def test_tiles_that_are_not_listed_scale_with_their_work():
     kernel = load_device("h200").kernel("fa4")
-    assert kernel.step_ns(128, 128, 128) == kernel.block_ns[128, 128]
-    assert kernel.step_ns(64, 128, 128) == kernel.block_ns[64, 128]
-    assert kernel.step_ns(128, 64, 128) == kernel.block_ns[128, 128] / 2
-    assert kernel.step_ns(64, 64, 64) == kernel.block_ns[64, 128] / 4
+    assert kernel.step_cycles(128, 128, 128) == kernel.block_cycles[128, 128]
+    assert kernel.step_cycles(64, 128, 128) == kernel.block_cycles[64, 128]
+    assert kernel.step_cycles(128, 64, 128) == kernel.block_cycles[128, 128] / 2
+    assert kernel.step_cycles(64, 64, 64) == kernel.block_cycles[64, 128] / 4
 
 
 def test_a_profile_of_ones_own(tmp_path):
@@ -54,8 +56,18 @@ def test_a_profile_of_ones_own(tmp_path):
         ("wavealign.device/1", "wavealign.device/2", "has schema"),
         ("l2_bytes =", "l2 =", "has no 'l2_bytes'"),
         ('sms = "device query', 'cores = "device query', "'sms' names no source"),
-        ("miss_shared_ns = 354", "miss_shared_ns = -1", "'kernels.fa4.miss_shared_ns' is -1"),
-        ("ns = 1439.0", "ns = 0", "positive figures"),
+        (
+            "row_start_blocks = 0.45",
+            "row_start_blocks = -1",
+            "'kernels.fa4.row_start_blocks' is -1",
+        ),
+        (
+            "l2_partitions = 2",
+            "l2_partitions = 3",
+            "'l2_partitions' is 3; expected a number from 1 to 2",
+        ),
+        ("cap_w = 700", "cap_w = true", "'power.cap_w' is True"),
+        (", cycles = ", ", cycles = -", "positive figures"),
     ],
 )
 def test_incomplete_profiles(tmp_path, before, after, text):
@@ -71,3 +83,10 @@ def test_incomplete_profiles(tmp_path, before, after, text):
 def test_a_missing_profile_file(tmp_path):
     with pytest.raises(InputError, match="can't be read"):
         load_device(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_profiles_survive_writing(tmp_path, name):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(profile_toml(load_device(name)), encoding="utf-8")
+    assert load_device(str(path)) == load_device(name)

@@ -104,9 +104,9 @@ def test_public_names():
 def test_kernels_are_compiled_once_and_cached(tmp_path):
     code = (
         "import numpy as np, wavealign\n"
-        "from wavealign.sim._kernels import stream_lru\n"
+        "from wavealign.sim._partition_kernels import stream_partitioned\n"
         "wavealign.simulate(wavealign.BlockMask.from_dense(np.ones((1, 3, 3))))\n"
-        "stats = stream_lru.stats\n"
+        "stats = stream_partitioned.stats\n"
         "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
     )
     import os

@@ -77,21 +77,18 @@ def test_against_the_slow_simulator_at_size(policy, workers):
     assert sum(fast[0]) == oracles.stack_distance_misses(trace, 40)
 
 
-def launch(dense, policy="original", workers=1, capacity=1, **terms):
-    """A RunResult on a device of round figures: 1000 ns a block, K/V blocks of 64 KiB."""
-    device = load_device("h200")
+def launch(dense, policy="original", workers=1, capacity=1, row_start_blocks=0.0, **device_terms):
+    """A fast-model RunResult at round figures: 1000 cycles a block at 1 GHz, blocks of 64 KiB."""
+    device = load_device("a100")  # no power budget: the clock is the maximum
     kernel = dataclasses.replace(
-        device.kernels["fa4"],
-        **{
-            "block_ns": {(128, 128): 1000.0},
-            "row_start_blocks": 0.0,
-            "miss_stall_ns": 0.0,
-            "miss_shared_ns": 0.0,
-            **terms,
-        },
+        device.kernels["fa2"],
+        block_cycles={(128, 128): 1000.0},
+        row_start_blocks=row_start_blocks,
     )
-    setup = Setup(device, kernel, workers, capacity * 65536, "given", 128, "bf16")
+    terms = {"clock_max_ghz": 1.0, "hbm_bytes_per_s": 1e15, "hbm_usable_frac": 1.0}
+    device = dataclasses.replace(device, kernels={"fa2": kernel}, **{**terms, **device_terms})
     mask = BlockMask.from_dense(dense)
+    setup = Setup.make(device, wave=workers, l2_bytes=capacity * 65536, model="fast")
     return run_schedule(mask, build_schedule(mask, policy, workers), setup)
 
 
@@ -121,18 +118,13 @@ def test_heads_share_nothing_but_capacity():
     assert result.hbm_read_bytes == result.compulsory_bytes == 3 * 5 * 65536
 
 
-def test_row_start_stall_and_shared_penalty_add_up():
-    dense = np.ones((1, 2, 10))
-    terms = {"row_start_blocks": 0.5, "miss_stall_ns": 250.0, "miss_shared_ns": 400.0}
-    result = launch(dense, workers=1, capacity=1, **terms)
-    assert result.time_ms == pytest.approx(1e-6 * (2 * 500 + 20 * 1250 + 20 * 400))
+def test_rows_take_time_to_start():
+    result = launch(np.ones((1, 2, 10)), workers=1, row_start_blocks=0.5)
+    assert result.time_ms == pytest.approx(1e-6 * (2 * 500 + 20 * 1000))
 
 
 def test_time_is_never_less_than_hbm_needs():
-    slow = dataclasses.replace(load_device("h200"), hbm_bytes_per_s=1e9)
-    setup = Setup(slow, slow.kernels["fa4"], 2, 65536, "given", 128, "bf16")
-    mask = BlockMask.from_dense(np.ones((1, 4, 10)))
-    result = run_schedule(mask, build_schedule(mask, "random/shuffled", 2), setup)
+    result = launch(np.ones((1, 4, 10)), "random/shuffled", 2, hbm_bytes_per_s=1e9)
     assert result.time_ms == pytest.approx(result.hbm_read_bytes / 1e9 * 1e3)
     assert result.bound == "hbm"
 
@@ -146,7 +138,7 @@ def test_imbalance_is_the_idle_share_at_the_end():
 
 def test_bytes_of_a_ragged_last_block():
     mask = random_mask(4, (2, 9, 7), tokens=(9 * 128, 6 * 128 + 80))
-    result = simulate(mask, "original", "h200", l2_bytes=65536 * 3, wave=2)
+    result = simulate(mask, "original", "h200", l2_bytes=65536 * 6, wave=2)
     per_token = 2 * 128 * 2
     last = int((mask.indices == 6).sum())
     assert result.l2_requested_bytes == per_token * (128 * (mask.nnz - last) + 80 * last)
@@ -183,7 +175,9 @@ def test_result_row():
     )
     assert (result.device, result.kernel, result.wave, result.head) == ("h200", "fa4", 132, None)
     assert (result.mask_digest, result.heads) == (mask.digest, "0-1")
-    assert result.lts_sector_hit_frac is result.clock_ghz is result.energy_j is None
+    assert (result.model, result.regime, result.belady_bytes) == ("full", "single", None)
+    fast = simulate(mask, "lockstep", "h200", model="fast")
+    assert fast.lts_sector_hit_frac is fast.fabric_bytes is None
     assert result.version == wavealign.__version__
     assert wavealign.RunResult.from_json(result.to_json()) == result
 
@@ -214,7 +208,10 @@ def test_schedules_are_simulated_as_they_are_and_checked():
         ({"device": "h2000"}, "unknown device 'h2000'. Did you mean 'h200'.*Valid: a100"),
         ({"kernel": "fa5"}, "unknown kernel on h100: 'fa5'. Did you mean 'fa4'"),
         ({"dtype": "int4"}, "unknown dtype 'int4'"),
-        ({"l2_bytes": 65535}, "smaller than one K/V block of 65536 bytes"),
+        ({"model": "fats"}, "unknown model 'fats'. Did you mean 'fast'"),
+        ({"regime": "stead"}, "unknown regime 'stead'. Did you mean 'steady'"),
+        ({"l2_bytes": 65535, "device": "a40"}, "smaller than one K/V block of 65536 bytes"),
+        ({"l2_bytes": 131071}, "smaller than one K/V block.*in each of 2 partitions"),
         ({"l2_bytes": -1}, "l2_bytes is -1"),
         ({"wave": 0}, "wave is 0"),
         ({"head_dim": 0}, "head_dim is 0"),

@@ -30,18 +30,26 @@ class RunResult:
         kernel: kernel name.
         seed: of every random choice.
         wave: rows in flight at once, W.
+        model: the simulator's model, ``"full"`` or ``"fast"``; None in a measured run.
+        regime: ``"single"`` launch or ``"steady"`` state.
         l2_capacity_bytes: the L2 that was modelled; None in a measured run.
         kv_block_bytes: K and V of one full block.
         time_ms: kernel time.
         l2_hit_frac: share of the requested K/V bytes that didn't come from HBM.
         lts_sector_hit_frac: what a profiler prints as L2 hit rate.
         l2_requested_bytes: K/V bytes that rows asked for.
+        fabric_bytes: K/V bytes that crossed between L2 partitions.
         hbm_read_bytes: K/V bytes read from device memory.
         compulsory_bytes: distinct K/V bytes, each read once: the least any order can read.
+        belady_bytes: the least that any replacement could read in this order (OPT).
         imbalance_frac: share of the workers' time lost waiting for the last one to end.
         clock_ghz: SM clock.
         energy_j: joules.
-        bound: the binding resource.
+        limit_ms: the compute limit: these rows, every K/V block in L2.
+        gap: (1/density) / (dense time / time); 1 means that sparsity paid in full.
+        intensity_flop_per_byte: FLOP per byte read from HBM.
+        roofline: ``"compute"`` or ``"memory"`` side of the device's ridge.
+        bound: the binding resource: ``tensor``, ``power`` (through the clock), ``l2`` or ``hbm``.
         version: of the tool.
     """
 
@@ -55,17 +63,25 @@ class RunResult:
     kernel: str
     seed: int
     wave: int
+    model: str | None
+    regime: str
     l2_capacity_bytes: int | None
     kv_block_bytes: int
     time_ms: float | None
     l2_hit_frac: float | None
     lts_sector_hit_frac: float | None
     l2_requested_bytes: int
+    fabric_bytes: int | None
     hbm_read_bytes: int | None
     compulsory_bytes: int
+    belady_bytes: int | None
     imbalance_frac: float | None
     clock_ghz: float | None
     energy_j: float | None
+    limit_ms: float | None
+    gap: float | None
+    intensity_flop_per_byte: float | None
+    roofline: str | None
     bound: str | None
     version: str
 

@@ -37,9 +37,9 @@ def devices(as_json: bool) -> None:
         for profile in profiles:
             row = dataclasses.asdict(profile)
             for kernel in row["kernels"].values():
-                kernel["block_ns"] = [
-                    {"block_q": q, "block_kv": kv, "ns": ns}
-                    for (q, kv), ns in kernel["block_ns"].items()
+                kernel["block_cycles"] = [
+                    {"block_q": q, "block_kv": kv, "cycles": cycles}
+                    for (q, kv), cycles in kernel["block_cycles"].items()
                 ]
             click.echo(json.dumps(row))
         return

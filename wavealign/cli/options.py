@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
-    from wavealign.sim.simulate import Setup
+    from wavealign.sim.setup import Setup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,6 +59,26 @@ def device_options(command: Command) -> Command:
     return command
 
 
+def model_options(command: Command) -> Command:
+    """``--model`` and ``--regime``, for commands that simulate time."""
+    for option in (
+        click.option(
+            "--regime",
+            default="single",
+            show_default=True,
+            help="A single launch, or the steady state: launches back to back for seconds.",
+        ),
+        click.option(
+            "--model",
+            default="full",
+            show_default=True,
+            help="full (L2 partitions, drifting SMs, bandwidth) or fast (one LRU).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 seed_option = click.option(
     "--seed",
@@ -70,14 +90,29 @@ seed_option = click.option(
 
 
 def make_setup(
-    device: str, kernel: str | None, l2: str | None, wave: int | None, head_dim: int, dtype: str
+    device: str,
+    kernel: str | None,
+    l2: str | None,
+    wave: int | None,
+    head_dim: int,
+    dtype: str,
+    model: str = "full",
+    regime: str = "single",
 ) -> Setup:
     """The `Setup` that these options mean."""
-    from wavealign.sim.simulate import Setup
+    from wavealign.sim.setup import Setup
     from wavealign.units import parse_size
 
-    l2_bytes = parse_size(l2) if l2 is not None else None
-    return Setup.make(device, kernel, l2_bytes=l2_bytes, wave=wave, head_dim=head_dim, dtype=dtype)
+    return Setup.make(
+        device,
+        kernel,
+        l2_bytes=parse_size(l2) if l2 is not None else None,
+        wave=wave,
+        head_dim=head_dim,
+        dtype=dtype,
+        model=model,
+        regime=regime,
+    )
 
 
 def load_heads(

@@ -17,6 +17,7 @@ from wavealign.cli.options import (
     load_heads,
     make_setup,
     mask_options,
+    model_options,
     seed_option,
 )
 from wavealign.errors import InputError
@@ -24,12 +25,13 @@ from wavealign.errors import InputError
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
     from wavealign.results import RunResult
-    from wavealign.sim.simulate import Setup
+    from wavealign.sim.setup import Setup
 
 
 @click.command()
 @mask_options
 @device_options
+@model_options
 @click.option(
     "--policy", "policies", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable; default: the usual nine (see `wavealign policies`).",
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 @click.option(
     "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
     help="Also score this schedule file, repeatable.",
+)  # fmt: skip
+@click.option(
+    "--belady/--no-belady", default=True, show_default=True,
+    help="Replay each launch with the best possible replacement too: a bound on HBM reads.",
 )  # fmt: skip
 @click.option("--per-head", is_flag=True, help="Also launch every head on its own.")
 @seed_option
@@ -52,6 +58,7 @@ def sim(
     key: str | None,
     policies: tuple[str, ...],
     schedule_paths: tuple[str, ...],
+    belady: bool,
     per_head: bool,
     seed: int,
     as_json: bool,
@@ -109,7 +116,7 @@ def sim(
             progress.advance(result.policy)
 
         try:
-            campaign = Campaign(mask, setup, head_ids, loaded.name, seed)
+            campaign = Campaign(mask, setup, head_ids, loaded.name, seed, belady)
             campaign.run([*tasks, *shown_only], jobs or cores(), take)
         except KeyboardInterrupt:
             kept = f" {out} holds them." if out else ""
@@ -155,9 +162,14 @@ def _print_results(
     if all(result.policy != "original" for result in launch):
         launch.insert(0, baselines[None])
     print_table(results_table(launch, baselines))
+    first = launch[0]
+    energy = "" if first.energy_j is None else f" {first.policy} takes {first.energy_j:.2f} J."
     click.echo(
-        f"\nRequested {launch[0].l2_requested_bytes / 1e9:.2f} GB of K/V; compulsory reads "
-        f"{launch[0].compulsory_bytes / 1e9:.2f} GB. Simulated, first model (docs/fidelity.md)."
+        f"\nRequested {first.l2_requested_bytes / 1e9:.2f} GB of K/V; compulsory reads "
+        f"{first.compulsory_bytes / 1e9:.2f} GB.{energy} OPT: the least that any cache replacement "
+        "could read in this order. limit: the same rows with all K/V in L2. gap: (1/density) / "
+        f"speedup over dense. Simulated, {setup.model} model, {setup.regime} regime "
+        "(docs/fidelity.md)."
     )
     separate = [result for result in results if result.head is not None]
     if separate:

@@ -6,18 +6,9 @@ Arrays only. `tests/oracles.py` holds the slow, readable twin of each.
 import math
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-
-@intrinsic
-def _popcount(typingctx, word):
-    """Bits set in a uint64."""
-
-    def codegen(context, builder, signature, args):
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
+from wavealign._bits import popcount
 
 
 @njit(nogil=True, cache=True)
@@ -25,7 +16,7 @@ def _similarity(bits, nnz, a, b):
     """Jaccard overlap of two rows in units of 2**-20, so that window sums are exact."""
     shared = np.uint64(0)
     for word in range(bits.shape[1]):
-        shared += _popcount(bits[a, word] & bits[b, word])
+        shared += popcount(bits[a, word] & bits[b, word])
     either = nnz[a] + nnz[b] - np.int64(shared)
     return (np.int64(shared) << 20) // either if either > 0 else np.int64(0)
 

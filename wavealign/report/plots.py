@@ -13,7 +13,7 @@ from wavealign.results import RunResult
 
 FORMATS = (".png", ".svg", ".pdf")
 
-_BLUE, _ORANGE, _INK, _MUTED = "#3b6fb6", "#d9822b", "#1f2328", "#6b7280"
+BLUE, ORANGE, INK, MUTED = "#3b6fb6", "#d9822b", "#1f2328", "#6b7280"
 
 
 def check_plot(path: str | Path) -> Path:
@@ -61,26 +61,30 @@ def plot_policies(
         _bars(axis, label, values, text, best)
     axes[0].set_yticks(range(len(results)), [result.policy for result in results])
     axes[0].invert_yaxis()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK)
-    # No date or version inside: the same results make the same file.
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    save(figure, target)
+
+
+def save(figure: Any, target: Path) -> None:
+    """Write a picture; no date or version inside: the same results make the same file."""
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(target, dpi=150, metadata=metadata[target.suffix.lower()])
 
 
 def _bars(axis: Any, label: str, values: list[float], text: str, best: int) -> None:
-    colours = [_ORANGE if i == best else _BLUE for i in range(len(values))]
+    colours = [ORANGE if i == best else BLUE for i in range(len(values))]
     axis.barh(range(len(values)), values, color=colours, height=0.68)
     for i, value in enumerate(values):
         axis.annotate(
             text.format(value), (value, i), (3, 0), textcoords="offset points", va="center",
-            fontsize=8.5, color=_INK,
+            fontsize=8.5, color=INK,
         )  # fmt: skip
     axis.set_xlim(0, 1.22 * max(values, default=1.0) or 1.0)
-    axis.set_xlabel(label, fontsize=9.5, color=_INK)
-    axis.tick_params(labelsize=9, colors=_MUTED, length=0)
+    axis.set_xlabel(label, fontsize=9.5, color=INK)
+    axis.tick_params(labelsize=9, colors=MUTED, length=0)
     axis.spines[["top", "right", "bottom"]].set_visible(False)
     axis.spines["left"].set_color("#c9ced6")
     axis.grid(axis="x", color="#e6e9ee", linewidth=0.8)
     axis.set_axisbelow(True)
     for tick in axis.get_yticklabels():
-        tick.set_color(_INK)
+        tick.set_color(INK)

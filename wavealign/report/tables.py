@@ -12,8 +12,9 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.stats import MaskStats
 from wavealign.order.policies import Entry
 from wavealign.results import RunResult
+from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sim.simulate import Setup
+from wavealign.sim.setup import Setup
 from wavealign.units import format_size
 
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
@@ -54,7 +55,8 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
     if per_head:
         table.add_column("head", justify="right")
     table.add_column("policy")
-    for heading in ("L2 hit", "HBM reads", "change", "time", "speedup", "idle at end"):
+    headings = ("L2 hit", "HBM reads", "change", "OPT", "time", "speedup", "limit", "gap", "binds")
+    for heading in headings:
         table.add_column(heading, justify="right")
     previous = None
     for result in results:
@@ -66,12 +68,31 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
             _or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
             _or_dash(result.hbm_read_bytes, lambda v: f"{v / 1e9:.2f} GB"),
             _change(result.hbm_read_bytes, base.hbm_read_bytes if base else None),
+            _or_dash(result.belady_bytes, lambda v: f"{v / 1e9:.2f} GB"),
             _or_dash(result.time_ms, lambda v: f"{v:.2f} ms"),
             _speedup(result.time_ms, base.time_ms if base else None),
-            _or_dash(result.imbalance_frac, lambda v: f"{100 * v:.1f} %"),
+            _or_dash(result.limit_ms, lambda v: f"{v:.2f} ms"),
+            _or_dash(result.gap, lambda v: f"{v:.2f}"),
+            result.bound or "-",
         ]
         table.add_row(*([str(result.head)] if per_head else []), *cells)
         previous = result
+    return table
+
+
+def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
+    """L2 hit ratios in %, one row a size, one column a policy; `*` marks the device's size."""
+    table = _table()
+    table.add_column("L2 size", justify="right")
+    table.add_column("")
+    for curve in curves:
+        table.add_column(curve.policy, justify="right")
+    for i, size_bytes in enumerate(curves[0].sizes_bytes):
+        table.add_row(
+            format_size(size_bytes),
+            "*" if size_bytes == l2_capacity_bytes else "",
+            *(f"{100 * c.hit_frac[i]:.1f}" if c.requested_bytes else "-" for c in curves),
+        )
     return table
 
 

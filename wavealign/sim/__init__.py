@@ -1,6 +1,7 @@
 """The simulator: device profiles, streaming dispatch, a shared L2."""
 
 from wavealign.sim.devices import DeviceProfile, device_names, load_device
-from wavealign.sim.simulate import Setup, run_schedule, simulate
+from wavealign.sim.setup import Setup
+from wavealign.sim.simulate import run_schedule, simulate
 
 __all__ = ["DeviceProfile", "Setup", "device_names", "load_device", "run_schedule", "simulate"]

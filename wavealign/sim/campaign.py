@@ -10,7 +10,8 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
 from wavealign.results import RunResult
-from wavealign.sim.simulate import Setup, run_schedule
+from wavealign.sim.setup import Setup
+from wavealign.sim.simulate import run_schedule
 from wavealign.units import format_heads
 
 
@@ -37,6 +38,7 @@ class Campaign:
         head_ids: for each head of `mask`, its index in the file.
         name: the mask's name.
         seed: of every random choice.
+        belady: also find the least that any replacement could read.
     """
 
     mask: BlockMask
@@ -44,6 +46,7 @@ class Campaign:
     head_ids: Sequence[int]
     name: str
     seed: int = 0
+    belady: bool = False
 
     def run(
         self, tasks: Sequence[Task], workers: int, on_result: Callable[[RunResult], None]
@@ -89,6 +92,7 @@ class Campaign:
             name=self.name,
             heads=format_heads(ids),
             head=None if task.head is None else ids[0],
+            belady=self.belady,
         )
 
 

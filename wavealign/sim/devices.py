@@ -6,6 +6,9 @@ a file of one's own is accepted wherever a device name is. Every figure must nam
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
+from wavealign.sim.power import PowerProfile
 
 DEVICE_SCHEMA = "wavealign.device/1"
 DEFAULT_DEVICE = "h100"
@@ -22,41 +26,44 @@ DEFAULT_DEVICE = "h100"
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """A kernel on a device, at the compute limit.
+    """A kernel on a device.
 
     Attributes:
         name: e.g. ``"fa4"``.
         ctas_per_sm: rows in flight per SM.
-        block_ns: time of one K/V block, all of its bytes in L2, by ``(block_q, block_kv)``, at
-            `head_dim`; other sizes are scaled by their multiply-adds from the nearest entry.
-        head_dim: elements per head that `block_ns` holds for.
+        block_cycles: SM cycles of one K/V block, all of its bytes in L2, by
+            ``(block_q, block_kv)``, at `head_dim`; other sizes are scaled by their
+            multiply-adds from the nearest entry.
+        head_dim: elements per head that `block_cycles` holds for.
         row_start_blocks: time between two rows of a worker, in block times.
-        miss_stall_ns: how long the row that misses waits itself, beyond what prefetch hides.
-        miss_shared_ns: what each miss costs the launch as a whole, in ns x rows in flight:
-            the clock lost to the power that HBM reads draw.
+        miss_exposed_blocks: what a block read wholly from HBM adds to its own step, in block
+            times, where the worker's block before it missed too (a lone miss is hidden by
+            prefetch).
+        sm_spread_frac: standard deviation of the SMs' speeds / their mean.
         calibrated_on: the measurements behind the figures, or "" for an estimate.
     """
 
     name: str
     ctas_per_sm: int
-    block_ns: Mapping[tuple[int, int], float]
+    block_cycles: Mapping[tuple[int, int], float]
     head_dim: int
     row_start_blocks: float
-    miss_stall_ns: float
-    miss_shared_ns: float
+    miss_exposed_blocks: float
+    sm_spread_frac: float
     calibrated_on: str
 
-    def step_ns(self, block_q: int, block_kv: int, head_dim: int) -> float:
-        """Time of one K/V block at the compute limit, in ns.
+    def step_cycles(self, block_q: int, block_kv: int, head_dim: int) -> float:
+        """Cycles of one K/V block at the compute limit.
 
         A tile that the profile lists is taken as it is; another is scaled from the listed one
         with the nearest number of query rows (then of keys), in proportion to its work.
         """
         nearest = min(
-            self.block_ns, key=lambda tile: (abs(tile[0] - block_q), abs(tile[1] - block_kv), tile)
+            self.block_cycles,
+            key=lambda tile: (abs(tile[0] - block_q), abs(tile[1] - block_kv), tile),
         )
         work = block_q * block_kv * head_dim / (nearest[0] * nearest[1] * self.head_dim)
-        return self.block_ns[nearest] * work
+        return self.block_cycles[nearest] * work
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,17 @@ class DeviceProfile:
         name: as given to ``--device``.
         title: the vendor's name.
         sms: streaming multiprocessors.
+        clock_max_ghz: highest SM clock.
+        flop_per_clock_sm: dense 16-bit tensor FLOP per cycle and SM.
         l2_bytes: L2 as the device reports it.
-        l2_partitions: parts that keep copies of each other's lines.
-        l2_effective_bytes: what a single LRU must hold to miss as often as the device does.
+        l2_partitions: parts that keep copies of each other's lines (1 or 2).
+        l2_usable_frac: share of it that holds K/V in the full model.
+        l2_effective_bytes: what a single LRU must hold to miss as often (fast model).
+        l2_bytes_per_clock: bytes that L2 moves per SM cycle: lookups, crossings and fills; None
+            where it isn't known, then it never binds.
         hbm_bytes_per_s: device memory bandwidth by datasheet.
+        hbm_usable_frac: share of it that reads can reach.
+        power: the power budget, or None where it isn't known.
         kernels: by name.
         sources: where each figure is from, by field.
     """
@@ -78,12 +92,24 @@ class DeviceProfile:
     name: str
     title: str
     sms: int
+    clock_max_ghz: float
+    flop_per_clock_sm: float
     l2_bytes: int
     l2_partitions: int
+    l2_usable_frac: float
     l2_effective_bytes: int
+    l2_bytes_per_clock: float | None
     hbm_bytes_per_s: float
+    hbm_usable_frac: float
+    power: PowerProfile | None
     kernels: Mapping[str, KernelProfile]
     sources: Mapping[str, str]
+
+    @property
+    def ridge_flop_per_byte(self) -> float:
+        """FLOP per HBM byte where the roofline turns: peak FLOP/s / HBM bandwidth."""
+        peak = self.sms * self.flop_per_clock_sm * self.clock_max_ghz * 1e9
+        return peak / self.hbm_bytes_per_s
 
     def kernel(self, name: str | None) -> KernelProfile:
         """The kernel `name`, or the profile's first.
@@ -134,6 +160,39 @@ def load_device(name: str) -> DeviceProfile:
         raise InputError(f"{name}: {problem}") from problem
 
 
+def profile_toml(profile: DeviceProfile) -> str:
+    """The profile as the TOML text that `load_device` reads."""
+
+    def line(name: str, value: object) -> str:
+        if isinstance(value, str):
+            return f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        return f"{name} = {value!r}\n"
+
+    plain = [
+        f
+        for f in dataclasses.fields(profile)
+        if f.name not in ("power", "kernels", "sources") and getattr(profile, f.name) is not None
+    ]
+    text = line("schema", DEVICE_SCHEMA)
+    text += "".join(line(field.name, getattr(profile, field.name)) for field in plain)
+    if profile.power is not None:
+        text += "\n[power]\n"
+        for name, value in dataclasses.asdict(profile.power).items():
+            text += line(name, float(f"{value:.5g}"))
+    for kernel in profile.kernels.values():
+        text += f"\n[kernels.{kernel.name}]\n"
+        text += line("ctas_per_sm", kernel.ctas_per_sm) + line("head_dim", kernel.head_dim)
+        text += "block_cycles = [\n"
+        for (block_q, block_kv), cycles in kernel.block_cycles.items():
+            text += f"    {{ block_q = {block_q}, block_kv = {block_kv}, cycles = {cycles:g} }},\n"
+        text += "]\n"
+        for name in ("row_start_blocks", "miss_exposed_blocks", "sm_spread_frac"):
+            text += line(name, float(f"{getattr(kernel, name):.5g}"))
+        text += line("calibrated_on", kernel.calibrated_on)
+    text += "\n[source]\n"
+    return text + "".join(line(json.dumps(name), value) for name, value in profile.sources.items())
+
+
 def _parse(table: Mapping[str, Any]) -> DeviceProfile:
     if table.get("schema") != DEVICE_SCHEMA:
         raise ValueError(f"has schema {table.get('schema')!r}; expected '{DEVICE_SCHEMA}'.")
@@ -141,14 +200,24 @@ def _parse(table: Mapping[str, Any]) -> DeviceProfile:
     kernels = {name: _kernel(name, entry, sources) for name, entry in table["kernels"].items()}
     if not kernels:
         raise ValueError("lists no kernel.")
+
+    def figure(field: str, lowest: float = 1.0, highest: float = math.inf) -> float:
+        return _figure(table, field, sources, lowest=lowest, highest=highest)
+
     return DeviceProfile(
         name=str(table["name"]),
         title=str(table["title"]),
-        sms=int(_figure(table, "sms", sources)),
-        l2_bytes=int(_figure(table, "l2_bytes", sources)),
-        l2_partitions=int(_figure(table, "l2_partitions", sources)),
-        l2_effective_bytes=int(_figure(table, "l2_effective_bytes", sources)),
-        hbm_bytes_per_s=_figure(table, "hbm_bytes_per_s", sources),
+        sms=int(figure("sms")),
+        clock_max_ghz=figure("clock_max_ghz", 0.1),
+        flop_per_clock_sm=figure("flop_per_clock_sm"),
+        l2_bytes=int(figure("l2_bytes")),
+        l2_partitions=int(figure("l2_partitions", 1, 2)),
+        l2_usable_frac=figure("l2_usable_frac", 0.01, 1),
+        l2_effective_bytes=int(figure("l2_effective_bytes")),
+        l2_bytes_per_clock=figure("l2_bytes_per_clock") if "l2_bytes_per_clock" in table else None,
+        hbm_bytes_per_s=figure("hbm_bytes_per_s"),
+        hbm_usable_frac=figure("hbm_usable_frac", 0.01, 1),
+        power=_power(table["power"], sources) if "power" in table else None,
         kernels=kernels,
         sources=sources,
     )
@@ -156,19 +225,31 @@ def _parse(table: Mapping[str, Any]) -> DeviceProfile:
 
 def _kernel(name: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> KernelProfile:
     prefix = f"kernels.{name}."
-    tiles = {(int(t["block_q"]), int(t["block_kv"])): float(t["ns"]) for t in entry["block_ns"]}
-    _require_source(prefix + "block_ns", sources)
+    tiles = {
+        (int(t["block_q"]), int(t["block_kv"])): float(t["cycles"]) for t in entry["block_cycles"]
+    }
+    _require_source(prefix + "block_cycles", sources)
     if not tiles or min(min(tiles.values()), *map(min, tiles)) <= 0:
-        raise ValueError(f"'{prefix}block_ns' needs at least one tile, with positive figures.")
+        raise ValueError(f"'{prefix}block_cycles' needs at least one tile, with positive figures.")
     return KernelProfile(
         name=name,
         ctas_per_sm=int(_figure(entry, "ctas_per_sm", sources, prefix)),
-        block_ns=tiles,
+        block_cycles=tiles,
         head_dim=int(entry["head_dim"]),
-        row_start_blocks=_figure(entry, "row_start_blocks", sources, prefix, lowest=0.0),
-        miss_stall_ns=_figure(entry, "miss_stall_ns", sources, prefix, lowest=0.0),
-        miss_shared_ns=_figure(entry, "miss_shared_ns", sources, prefix, lowest=0.0),
+        row_start_blocks=_figure(entry, "row_start_blocks", sources, prefix, 0.0),
+        miss_exposed_blocks=_figure(entry, "miss_exposed_blocks", sources, prefix, 0.0),
+        sm_spread_frac=_figure(entry, "sm_spread_frac", sources, prefix, 0.0, 0.1),
         calibrated_on=str(entry["calibrated_on"]),
+    )
+
+
+def _power(table: Mapping[str, Any], sources: Mapping[str, str]) -> PowerProfile:
+    lowest = {"reference_ghz": 0.1, "flop_clock_exponent": 1.0, "steady_clock_frac": 0.1}
+    return PowerProfile(
+        **{
+            field.name: _figure(table, field.name, sources, "power.", lowest.get(field.name, 0.0))
+            for field in dataclasses.fields(PowerProfile)
+        }
     )
 
 
@@ -178,10 +259,13 @@ def _figure(
     sources: Mapping[str, str],
     prefix: str = "",
     lowest: float = 1.0,
+    highest: float = math.inf,
 ) -> float:
     value = table[field]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= lowest:
-        raise ValueError(f"'{prefix}{field}' is {value!r}; expected a number from {lowest:g} up.")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not lowest <= value <= highest:
+        bounds = f"from {lowest:g} " + (f"to {highest:g}" if highest < math.inf else "up")
+        raise ValueError(f"'{prefix}{field}' is {value!r}; expected a number {bounds}.")
     _require_source(prefix + field, sources)
     return float(value)
 

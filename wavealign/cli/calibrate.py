@@ -1,0 +1,136 @@
+"""`wavealign calibrate`: fit a device profile to measured runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wavealign.cli.options import json_option
+from wavealign.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wavealign.sim.devices import DeviceProfile
+    from wavealign.sim.recordings import Recording
+
+
+@click.command()
+@click.option(
+    "--runs", required=True, multiple=True, metavar="FILE",
+    help="Measured runs (JSON lines, or a folder with runs.jsonl), repeatable.",
+)  # fmt: skip
+@click.option(
+    "--masks", multiple=True, metavar="FILE",
+    help="Their masks: a file or folder for each --runs; default: beside the runs.",
+)  # fmt: skip
+@click.option("--device", required=True, help="Profile to start from, by name or path.")
+@click.option("--kernel", help="Kernel that ran; default: the device's first.")
+@click.option("--all", "use_all", is_flag=True, help="Fit on all masks, not on every other one.")
+@click.option("--out", metavar="FILE", help="The profile to write (.toml).")
+@json_option
+def calibrate(
+    runs: tuple[str, ...],
+    masks: tuple[str, ...],
+    device: str,
+    kernel: str | None,
+    use_all: bool,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Fit a profile's free figures on half of the masks and print the error on the rest.
+
+    Fitted: usable share of L2, spread of the SMs' speeds, exposed misses; cycles per block of
+    each tile, and the power budget.
+    """
+    from wavealign._version import __version__
+    from wavealign.npz import check_writable
+    from wavealign.sim.calibrate import calibrate as fit
+    from wavealign.sim.devices import load_device, profile_toml
+    from wavealign.sim.recordings import load_recordings
+
+    profile = load_device(device)
+    entry = profile.kernel(kernel)
+    if out is not None:
+        if not out.endswith(".toml"):
+            raise InputError(f"{out}: a profile is a .toml file.")
+        check_writable(out)
+    if masks and len(masks) != len(runs):
+        raise InputError(f"{len(runs)} --runs and {len(masks)} --masks; expected one for each.")
+    found = [
+        recording
+        for path, where in zip(runs, masks or [None] * len(runs), strict=True)
+        for recording in load_recordings(path, where, entry.name)
+    ]
+    names = sorted({recording.mask_name for recording in found})
+    fitted_names = set(names if use_all else names[::2])
+    train = [r for r in found if r.mask_name in fitted_names]
+    rest = [r for r in found if r.mask_name not in fitted_names]
+    fitted = fit(train, profile, entry.name, lambda line: click.echo(line, err=True))
+    note = (
+        f"{len(train)} runs of {len(fitted_names)} masks "
+        f"({', '.join(Path(path).name for path in runs)}), wavealign {__version__}"
+    )
+    fitted = _with_provenance(fitted, entry.name, note)
+    for label, part in (("fitted", train), ("held out", rest), ("all", found)):
+        if part:
+            _print_errors(label, part, fitted, entry.name, as_json)
+    if out is not None:
+        target = Path(out)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(profile_toml(fitted), encoding="utf-8")
+        partial.replace(target)
+        click.echo(f"{out}: profile '{fitted.name}', calibrated on {note}", err=as_json)
+
+
+def _with_provenance(profile: DeviceProfile, kernel: str, note: str) -> DeviceProfile:
+    fields = [
+        "l2_usable_frac",
+        *(
+            f"kernels.{kernel}.{f}"
+            for f in ("block_cycles", "miss_exposed_blocks", "sm_spread_frac")
+        ),
+    ]
+    if profile.power is not None:
+        fields += [
+            f"power.{f}" for f in ("static_w", "flop_pj", "hbm_pj_per_byte", "l2_pj_per_byte")
+        ]
+    entry = dataclasses.replace(profile.kernels[kernel], calibrated_on=note)
+    return dataclasses.replace(
+        profile,
+        kernels={**profile.kernels, kernel: entry},
+        sources={**profile.sources, **dict.fromkeys(fields, f"calibrated on {note}")},
+    )
+
+
+def _print_errors(
+    label: str, part: Sequence[Recording], profile: DeviceProfile, kernel: str, as_json: bool
+) -> None:
+    import numpy as np
+
+    from wavealign.sim.calibrate import replay, replay_errors
+    from wavealign.sim.setup import Setup
+
+    errors = replay_errors(part, replay(part, Setup.make(profile, kernel)))
+    row: dict[str, object] = {"set": label, "runs": len(part)}
+    for name in ("hit_points", "sector_points", "read_percent", "time_percent"):
+        values = np.abs(getattr(errors, name))
+        row[f"{name}_mean"] = float(values.mean()) if values.size else None
+        row[f"{name}_worst"] = float(values.max()) if values.size else None
+    if as_json:
+        click.echo(json.dumps({"schema": "wavealign.calibration/1", **row}))
+        return
+
+    def pair(name: str) -> str:
+        mean, worst = row[f"{name}_mean"], row[f"{name}_worst"]
+        return "-" if mean is None else f"{mean:.2f} (worst {worst:.1f})"
+
+    click.echo(
+        f"{label:9} {len(part):4} runs: hit ratio {pair('hit_points')} points, profiler's "
+        f"{pair('sector_points')}, HBM reads {pair('read_percent')} % of requested, time "
+        f"{pair('time_percent')} %"
+    )

@@ -1,0 +1,306 @@
+"""A launch as a trace of block keys, and what caches of any size make of such a trace.
+
+With a constant time per block the order of accesses doesn't depend on the cache, so one trace
+answers for every capacity. Arrays and integers only; a trace has fewer than 2**32 - 1 accesses.
+`tests/oracles.py` holds the slow, readable twin of each.
+"""
+
+import numpy as np
+from numba import njit
+
+from wavealign._bits import popcount
+
+_NONE = np.uint32(0xFFFFFFFF)
+
+
+@njit(nogil=True, cache=True)
+def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, start_ticks):
+    """Block keys in the order in which a launch reads them.
+
+    The dispatch of `stream_lru` (heads in order, no barrier, events of a tick in the order in
+    which they were scheduled) where a block lasts the same, hit or miss.
+
+    Args:
+        row_order: int32 (H, M), slot -> query block.
+        indptr, indices: the lists in visiting order, rows h*M + query block.
+        columns: N, K/V blocks per head.
+        workers: rows in flight, W.
+        block_ticks: duration of a step, at least 1.
+        start_ticks: at least 0.
+
+    Returns:
+        uint32 (nnz,), keys head*N + block.
+    """
+    heads, rows = row_order.shape
+    # The wheel of `stream_lru`: a FIFO list per tick, longer than any delay.
+    slots = 1
+    while slots <= max(block_ticks, start_ticks):
+        slots *= 2
+    slot_mask = np.uint64(slots - 1)
+    later = np.full(workers + slots, _NONE, np.uint32)
+    tail = np.arange(workers, workers + slots).astype(np.uint32)
+    anchor = np.uint64(workers)
+    for w in range(workers - 1):
+        later[w] = w + 1
+    later[anchor] = 0
+    tail[0] = workers - 1
+
+    cursor = np.zeros(workers, np.uint64)
+    stop = np.zeros(workers, np.uint64)
+    base = np.zeros(workers, np.uint32)
+    trace = np.empty(len(indices), np.uint32)
+    filled, one = np.uint64(0), np.uint64(1)
+    block_delay, start_delay = np.uint64(block_ticks), np.uint64(start_ticks)
+    tick = np.uint64(0)
+    next_row, total_rows, running = 0, heads * rows, workers
+
+    while running > 0:
+        slot = tick & slot_mask
+        waiting = later[anchor + slot]
+        if waiting == _NONE:
+            tick += one
+            continue
+        later[anchor + slot] = _NONE
+        tail[slot] = anchor + slot
+        while waiting != _NONE:
+            w = waiting
+            waiting = later[w]
+            at = cursor[w]
+            if at < stop[w]:
+                trace[filled] = base[w] + np.uint32(indices[at])
+                filled += one
+                cursor[w] = at + one
+                delay = block_delay
+            elif next_row < total_rows:
+                head = next_row // rows
+                row = head * rows + row_order[head, next_row - head * rows]
+                cursor[w] = indptr[row]
+                stop[w] = indptr[row + 1]
+                base[w] = head * columns
+                next_row += 1
+                delay = start_delay
+            else:
+                running -= 1
+                continue
+            target = (tick + delay) & slot_mask
+            later[w] = _NONE
+            later[tail[target]] = w
+            tail[target] = w
+    return trace
+
+
+@njit(nogil=True, cache=True)
+def split_heads(trace, heads, columns, keep):
+    """A launch's trace parted by head, each part in its order.
+
+    Args:
+        trace: uint32 (accesses,), keys head*N + block.
+        heads: H.
+        columns: N.
+        keep: only blocks below it stay; N keeps all.
+
+    Returns:
+        blocks uint32 (accesses,), the first `first[H]` of them used; first int64 (H + 1,):
+        head h has blocks[first[h] : first[h + 1]].
+    """
+    width, limit = np.uint32(columns), np.uint32(keep)
+    first = np.zeros(heads + 1, np.int64)
+    for i in range(len(trace)):
+        head = trace[i] // width
+        first[head + np.uint32(1)] += trace[i] - head * width < limit
+    for h in range(heads):
+        first[h + 1] += first[h]
+    blocks = np.empty(len(trace), np.uint32)
+    end = first[:-1].copy()
+    for i in range(len(trace)):
+        head = trace[i] // width
+        block = trace[i] - head * width
+        if block < limit:
+            blocks[np.uint64(end[head])] = block
+            end[head] += 1
+    return blocks, first
+
+
+@njit(nogil=True, cache=True)
+def lru_replay(trace, keys, capacity):
+    """Misses of an LRU that starts empty.
+
+    Args:
+        trace: uint32 (accesses,), below `keys`.
+        keys: how many there are.
+        capacity: keys that it holds, at least 1.
+
+    Returns:
+        misses, int64.
+    """
+    # A ring of links (0: towards most recent, 1: towards least recent), as in `stream_lru`.
+    sentinel = np.uint32(keys)
+    link = np.full((keys + 1, 2), _NONE, np.uint32)
+    link[sentinel, 0] = sentinel
+    link[sentinel, 1] = sentinel
+    room, misses = capacity, 0
+    recent = sentinel
+    for i in range(len(trace)):
+        key = trace[i]
+        if key == recent:
+            continue
+        newer = link[key, 0]
+        if newer != _NONE:
+            older = link[key, 1]
+            link[newer, 1] = older
+            link[older, 0] = newer
+        else:
+            misses += 1
+            if room > 0:
+                room -= 1
+            else:
+                victim = link[sentinel, 0]
+                newer = link[victim, 0]
+                link[newer, 1] = sentinel
+                link[sentinel, 0] = newer
+                link[victim, 0] = _NONE
+                # Where the only resident goes, the ring is empty.
+                if victim == recent:
+                    recent = sentinel
+        link[key, 1] = recent
+        link[key, 0] = sentinel
+        link[recent, 0] = key
+        recent = key
+    return misses
+
+
+@njit(nogil=True, cache=True)
+def stack_distances(trace, keys, columns):
+    """LRU stack distances of a trace: one pass for every capacity (Mattson et al. 1970).
+
+    The distance of an access is the number of other keys touched since the last access to its
+    key: it hits if and only if the capacity is larger. Every access takes the next slot of a
+    bitmap and clears the slot of the last access to its key, so the distance is the number of
+    bits set since. Bits are counted from the newest slot back, as most distances are short.
+
+    Args:
+        trace: uint32 (accesses,), below `keys`.
+        keys: how many there are, H*N.
+        columns: N.
+
+    Returns:
+        histogram int64 (keys + 1,): accesses at each distance, first accesses in its last
+        entry; the same of accesses to the last K/V block of a head (key % N == N - 1) alone.
+    """
+    every = np.zeros(keys + 1, np.int64)
+    last = np.zeros(keys + 1, np.int64)
+    is_last = np.zeros(keys, np.bool_)
+    is_last[columns - 1 :: columns] = True
+
+    # Groups of 1024 slots know how many of theirs are set. When slots run out, the set ones
+    # (`keys` at most) move to the front: seldom, with four slots a key.
+    groups = 4 + (4 * keys >> 10)
+    slots = np.uint64(groups << 10)
+    bits = np.zeros(groups << 4, np.uint64)
+    count = np.zeros(groups + 1, np.uint64)
+    key_of = np.empty(slots, np.uint32)
+    slot_of = np.full(keys, _NONE, np.uint32)
+    free = np.uint64(0)
+    one, six, ten = np.uint64(1), np.uint64(6), np.uint64(10)
+    low_six, low_four = np.uint64(63), np.uint64(15)
+
+    for i in range(len(trace)):
+        key = trace[i]
+        known = slot_of[key]
+        distance = np.uint64(keys)
+        if known != _NONE:
+            slot = np.uint64(known)
+            word, group = slot >> six, slot >> ten
+            rest = bits[word] >> (slot & low_six)
+            distance = popcount(rest) - one
+            for k in range(word + one, (word | low_four) + one):
+                distance += popcount(bits[k])
+            for k in range(group + one, (free >> ten) + one):
+                distance += count[k]
+            bits[word] ^= one << (slot & low_six)
+            count[group] -= one
+        every[distance] += 1
+        if is_last[key]:
+            last[distance] += 1
+        if free == slots:
+            free = np.uint64(0)
+            for slot in range(slots):
+                if bits[slot >> six] >> (slot & low_six) & one:
+                    moved = key_of[slot]
+                    key_of[free] = moved
+                    slot_of[moved] = free
+                    free += one
+            bits[:] = 0
+            count[:] = 0
+            for slot in range(free):
+                bits[slot >> six] |= one << (slot & low_six)
+                count[slot >> ten] += one
+        bits[free >> six] |= one << (free & low_six)
+        count[free >> ten] += one
+        key_of[free] = key
+        slot_of[key] = free
+        free += one
+    return every, last
+
+
+@njit(nogil=True, cache=True)
+def opt_misses(trace, keys, capacity):
+    """The least misses of any replacement that starts empty: Belady's, with bypass.
+
+    A key that was fetched needn't be kept: of the residents and the new key the one whose next
+    use is farthest goes.
+
+    Args:
+        trace: uint32 (accesses,), below `keys`.
+        keys: how many there are.
+        capacity: keys that it holds.
+
+    Returns:
+        misses, int64.
+    """
+    next_use = np.empty(len(trace), np.uint32)
+    seen = np.full(keys, _NONE, np.uint32)
+    for back in range(len(trace)):
+        i = np.uint64(len(trace) - 1 - back)
+        next_use[i] = seen[trace[i]]
+        seen[trace[i]] = i
+
+    # A tree of maxima over the keys' next uses; 0, which is nobody's next use, where a key isn't
+    # resident. The root names the victim: the key that is read at that time.
+    leaves = 1
+    while leaves < keys:
+        leaves *= 2
+    first_leaf, one = np.uint64(leaves), np.uint64(1)
+    farthest = np.zeros(2 * leaves, np.uint32)
+    room, misses = capacity, 0
+    for i in range(len(trace)):
+        key, when = trace[i], next_use[i]
+        node = first_leaf + np.uint64(key)
+        if farthest[node] == 0:
+            misses += 1
+            if when == _NONE:
+                continue
+            if room > 0:
+                room -= 1
+            else:
+                if farthest[one] <= when:
+                    continue
+                gone = first_leaf + np.uint64(trace[farthest[one]])
+                farthest[gone] = 0
+                while gone > one:
+                    gone >>= one
+                    farthest[gone] = max(farthest[gone + gone], farthest[gone + gone + one])
+        elif when == _NONE:
+            # Its value was `i`, the least of all: only nodes without another resident hold it.
+            room += 1
+            farthest[node] = 0
+            node >>= one
+            while node >= one and farthest[node] == i:
+                farthest[node] = max(farthest[node + node], farthest[node + node + one])
+                node >>= one
+            continue
+        # A resident's next use only moves away, so nodes that are farther stay as they are.
+        while node >= one and farthest[node] < when:
+            farthest[node] = when
+            node >>= one
+    return misses

@@ -1,0 +1,190 @@
+"""What a launch moves and how many cycles it takes, by either model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wavealign.masks.block_mask import BlockMask
+from wavealign.order.schedule import Schedule
+from wavealign.sim.power import Work, clock_and_energy
+from wavealign.sim.setup import Setup
+
+TICKS_PER_BLOCK = 128
+"""Resolution of the event loops: times are rounded to 1/128 of a block (full: 2**-16 of that)."""
+
+_DRIFT_SEED = 4  # which worker has which speed; docs/fidelity.md says what that is worth
+_HBM_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One launch's traffic and cycles.
+
+    Attributes:
+        hbm_read_bytes: K/V bytes read from HBM.
+        requested_bytes: K/V bytes that rows asked of L2.
+        crossing_bytes: bytes that crossed between L2 partitions; None in the fast model.
+        sector_hit_frac: hits / lookups as a profiler counts them, where a request that crosses
+            is looked up twice; None in the fast model.
+        cycles: SM cycles from start to end.
+        idle_frac: share of the workers' time lost waiting for the last one to end.
+        l2_cycles: cycles that L2 bandwidth added.
+        hbm_cycles: cycles that HBM bandwidth added.
+    """
+
+    hbm_read_bytes: int
+    requested_bytes: int
+    crossing_bytes: int | None
+    sector_hit_frac: float | None
+    cycles: float
+    idle_frac: float
+    l2_cycles: float
+    hbm_cycles: float
+
+    def work(self, mask: BlockMask, setup: Setup) -> Work:
+        """The launch as the power budget sees it."""
+        return Work(
+            self.cycles,
+            setup.flops(mask, mask.nnz),
+            self.hbm_read_bytes,
+            self.requested_bytes + (self.crossing_bytes or 0),
+        )
+
+
+def launch_traffic(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
+    """Play a launch in the setup's model."""
+    return _full(mask, schedule, setup) if setup.model == "full" else _fast(mask, schedule, setup)
+
+
+def block_bytes(mask: BlockMask, setup: Setup, blocks: int, last_blocks: int) -> int:
+    """Bytes of `blocks` K/V blocks of which `last_blocks` are the (ragged) last one."""
+    full = setup.kv_bytes(mask.block_kv)
+    return (blocks - last_blocks) * full + last_blocks * setup.kv_bytes(mask.last_kv_tokens)
+
+
+def requested_bytes(mask: BlockMask, setup: Setup) -> int:
+    """K/V bytes that all rows ask of L2."""
+    last = int(np.count_nonzero(mask.indices == mask.N - 1))
+    return block_bytes(mask, setup, mask.nnz, last)
+
+
+def step_times(setup: Setup) -> npt.NDArray[np.uint64]:
+    """Fixed-point ticks of a block for each worker, uint64 ``(W,)``.
+
+    SMs of one card keep slightly different paces. Their speeds are the quantiles of a normal
+    distribution, dealt out to the workers once and for all.
+    """
+    from statistics import NormalDist
+
+    spread = setup.kernel.sm_spread_frac if setup.model == "full" else 0.0
+    normal = NormalDist()
+    quantiles = np.array([normal.inv_cdf((i + 0.5) / setup.wave) for i in range(setup.wave)])
+    dealt = np.random.default_rng(_DRIFT_SEED).permutation(quantiles)
+    ticks = TICKS_PER_BLOCK * np.maximum(1.0 + spread * dealt, 0.5)
+    return _fixed(ticks)
+
+
+def start_time(setup: Setup) -> np.uint64:
+    """Fixed-point ticks to start a row."""
+    ticks = round(setup.kernel.row_start_blocks * TICKS_PER_BLOCK)
+    return np.uint64(_fixed(np.array(float(ticks))))
+
+
+def _fixed(ticks: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
+    from wavealign.sim._partition_kernels import FRACTION_BITS
+
+    return np.rint(ticks * (1 << FRACTION_BITS)).astype(np.uint64)
+
+
+def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
+    from wavealign.sim._kernels import stream_lru
+
+    misses, last_block_misses, end_ticks = stream_lru(
+        schedule.row_order,
+        schedule.indptr,
+        schedule.indices,
+        mask.N,
+        setup.wave,
+        setup.capacity_blocks(mask),
+        TICKS_PER_BLOCK,
+        TICKS_PER_BLOCK,
+        round(setup.kernel.row_start_blocks * TICKS_PER_BLOCK),
+    )
+    last = int(end_ticks.max())
+    return Traffic(
+        hbm_read_bytes=block_bytes(mask, setup, int(misses.sum()), int(last_block_misses.sum())),
+        requested_bytes=requested_bytes(mask, setup),
+        crossing_bytes=None,
+        sector_hit_frac=None,
+        cycles=last * setup.step_cycles(mask) / TICKS_PER_BLOCK,
+        idle_frac=1.0 - float(end_ticks.mean()) / last if last else 0.0,
+        l2_cycles=0.0,
+        hbm_cycles=0.0,
+    )
+
+
+def _full(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
+    """The partition model; HBM's bytes per cycle depend on the clock, which depends on them."""
+    clock_ghz = setup.device.clock_max_ghz
+    for _ in range(_HBM_ROUNDS):
+        traffic = _full_at(mask, schedule, setup, clock_ghz)
+        timing = clock_and_energy(
+            setup.device.power, setup.device.clock_max_ghz, traffic.work(mask, setup), setup.regime
+        )
+        # A lower clock gives HBM more bytes per cycle: where it never bound, it never will.
+        settled = abs(timing.clock_ghz / clock_ghz - 1.0) < 2e-3
+        if traffic.hbm_cycles == 0.0 or settled:
+            break
+        clock_ghz = timing.clock_ghz
+    return traffic
+
+
+def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float) -> Traffic:
+    from wavealign.sim._partition_kernels import (
+        CROSSING_HITS,
+        CROSSINGS,
+        HBM_TICKS,
+        L2_TICKS,
+        OWN_HITS,
+        stream_partitioned,
+    )
+
+    setup.capacity_blocks(mask)
+    device, step_cycles = setup.device, setup.step_cycles(mask)
+    half_bytes = setup.kv_bytes(mask.block_kv) / 2
+    hbm_bytes_per_cycle = device.hbm_bytes_per_s * device.hbm_usable_frac / (clock_ghz * 1e9)
+    half_miss = setup.kernel.miss_exposed_blocks * TICKS_PER_BLOCK / 2
+    reads, last_block_reads, lookups, _, end_times, stretched = stream_partitioned(
+        schedule.row_order,
+        schedule.indptr,
+        schedule.indices,
+        mask.N,
+        step_times(setup),
+        start_time(setup),
+        np.uint64(_fixed(np.array(half_miss))),
+        setup.partitions,
+        int(setup.l2_capacity_bytes / setup.partitions / half_bytes),
+        TICKS_PER_BLOCK,
+        (device.l2_bytes_per_clock or math.inf) * step_cycles / half_bytes,
+        hbm_bytes_per_cycle * step_cycles / half_bytes,
+    )
+    halves, last_halves = int(reads.sum()), int(last_block_reads.sum())
+    looked_up = 2 * mask.nnz + int(lookups[CROSSINGS])
+    cycles_per_tick = step_cycles / TICKS_PER_BLOCK
+    last = float(end_times.max())
+    return Traffic(
+        hbm_read_bytes=block_bytes(mask, setup, halves, last_halves) // 2,
+        requested_bytes=requested_bytes(mask, setup),
+        crossing_bytes=round(int(lookups[CROSSINGS]) * half_bytes),
+        sector_hit_frac=(
+            float(lookups[OWN_HITS] + lookups[CROSSING_HITS]) / looked_up if looked_up else None
+        ),
+        cycles=last * cycles_per_tick,
+        idle_frac=1.0 - float(end_times.mean()) / last if last else 0.0,
+        l2_cycles=float(stretched[L2_TICKS]) * cycles_per_tick,
+        hbm_cycles=float(stretched[HBM_TICKS]) * cycles_per_tick,
+    )
