@@ -3,9 +3,9 @@
     pip install '.[bench]'
     python benchmarks/sim_throughput.py [--skip-40-heads]
 
-1. Block accesses per second and core, streaming simulation (dispatch and LRU), beside
-   libcachesim's LRU on the flattened trace of the same launch, in the same run; both must
-   count the same misses.
+1. Block accesses per second and core, streaming simulation: the fast model (dispatch and LRU)
+   beside libcachesim's LRU on the flattened trace of the same launch, in the same run (both
+   must count the same misses), and the full model.
 2. `wavealign sim` on 40 heads of 2841x2841 at density .35: wall time and peak memory.
 3. `wavealign --help`, and the first and second run of a small simulation (numba's cache).
 """
@@ -27,7 +27,9 @@ from numba import njit
 
 from wavealign.masks import BlockMask, load_mask, save_mask
 from wavealign.order import Schedule, build_schedule
+from wavealign.sim import Setup
 from wavealign.sim._kernels import stream_lru
+from wavealign.sim.traffic import launch_traffic
 
 ROOT = Path(__file__).parent.parent
 WORKERS, CAPACITY = 132, 544  # an H200's rows in flight and effective L2 in 64 KiB blocks
@@ -124,7 +126,8 @@ def throughput(folder: Path) -> None:
         "random, density .35, 2 heads": BlockMask.from_dense(rng.random((2, 2841, 2841)) < 0.35),
     }
     print("million block accesses per second and core")
-    print(f"{'mask':36} {'policy':10} {'wavealign':>9}   libcachesim LRU of the same trace")
+    print(f"{'mask':36} {'policy':10} {'fast':>6} {'full':>6}   libcachesim LRU, trace of fast")
+    setup = Setup.make("h200")
     for name, mask in cases.items():
         for policy in ("original", "random", "nnz", "lockstep"):
             schedule = build_schedule(mask, policy, WORKERS)
@@ -144,8 +147,12 @@ def throughput(folder: Path) -> None:
                 + (")" if m == misses else f"; {m} MISSES, NOT {misses})")
                 for label, (s, m) in libcachesim_lru(trace, folder).items()
             ]
-            rate = mask.nnz / seconds / 1e6
-            print(f"{name:36} {policy:10} {rate:9.1f}   {', '.join(theirs) or 'not installed'}")
+            launch_traffic(mask, schedule, setup)
+            full_seconds = best_seconds(lambda s=schedule, m=mask: launch_traffic(m, s, setup))
+            print(
+                f"{name:36} {policy:10} {mask.nnz / seconds / 1e6:6.1f} "
+                f"{mask.nnz / full_seconds / 1e6:6.1f}   {', '.join(theirs) or 'not installed'}"
+            )
 
 
 def measured(command: list[str]) -> tuple[float, float]:
@@ -170,9 +177,12 @@ def forty_heads(folder: Path) -> None:
     print(f"\n40 heads of 2841x2841, {mask.nnz / 1e6:.0f} M blocks, {os.cpu_count()} cores")
     del parts, indices, mask
     command = [sys.executable, "-m", "wavealign.cli", "sim", "--mask", str(path), "--json"]
-    for policy in ("original", "nnz", "nnz/shuffled+sawtooth", "lockstep", "svd+nnz", "greedy+nnz"):
-        seconds, peak_mb = measured([*command, "--device", "h200", "--policy", policy])
-        print(f"  {policy:24} {seconds:6.1f} s  {peak_mb:6.0f} MB peak")
+    for options in ([], ["--no-belady"], ["--no-belady", "--model", "fast"]):
+        print(f"  {' '.join(options) or 'full model, with Belady bound'}")
+        for policy in ("original", "nnz", "lockstep", "svd+nnz", "greedy+nnz"):
+            run = [*command, "--device", "h200", "--policy", policy, "--quiet", *options]
+            seconds, peak_mb = measured(run)
+            print(f"    {policy:12} {seconds:6.1f} s  {peak_mb:6.0f} MB peak")
 
 
 def startup(folder: Path) -> None:

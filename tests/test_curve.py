@@ -72,7 +72,8 @@ def test_trace_is_that_of_the_slow_simulator(dense, policy, workers, block, star
     assert trace.dtype == np.uint32
     assert trace.tolist() == [h * N + j for h, j in slow]
     for keep in (N - 1, N):
-        blocks, first = split_heads(trace, len(dense), N, keep)
+        blocks = np.empty(len(trace), np.uint16)
+        first = split_heads(trace, len(dense), N, keep, blocks)
         assert [blocks[a:b].tolist() for a, b in pairwise(first)] == [
             [j for g, j in slow if g == h and j < keep] for h in range(len(dense))
         ]

@@ -16,7 +16,7 @@ from wavealign.sim import Setup, device_names, load_device, run_schedule, simula
 from wavealign.sim._kernels import stream_lru
 from wavealign.sim._partition_kernels import list_schedule, stream_partitioned
 from wavealign.sim.power import Work, clock_and_energy
-from wavealign.sim.traffic import start_time, step_times
+from wavealign.sim.traffic import FULL_TICKS, start_time, step_times
 
 INF = math.inf
 
@@ -97,6 +97,8 @@ def test_neutral_figures_make_it_the_plain_lru(dense, workers, capacity):
 
 def test_neutral_profile_makes_both_models_agree():
     device = load_device("a40")  # one partition, equal speeds, nothing exposed
+    kernel = dataclasses.replace(device.kernels["fa2"], row_start_blocks=0.5)  # whole ticks in both
+    device = dataclasses.replace(device, kernels={"fa2": kernel})
     mask = random_mask(shape=(2, 60, 70))
     terms = {"l2_bytes": 20 * 65536, "wave": 16}
     full, fast = (simulate(mask, "nnz", device, model=m, **terms) for m in ("full", "fast"))
@@ -145,11 +147,11 @@ def test_everything_resident_runs_at_the_compute_limit():
 
 def test_speeds_are_those_of_the_profile():
     setup = Setup.make("h200")
-    ticks = step_times(setup) / 2**16
-    assert ticks.mean() == pytest.approx(128, rel=1e-4)
-    assert ticks.std() / 128 == pytest.approx(setup.kernel.sm_spread_frac, rel=0.05)
-    assert (step_times(Setup.make("h200", model="fast")) == 128 << 16).all()
-    assert start_time(setup) == 58 << 16
+    ticks = step_times(setup) / 2**16 / FULL_TICKS
+    assert ticks.mean() == pytest.approx(1, rel=1e-4)
+    assert ticks.std() == pytest.approx(setup.kernel.sm_spread_frac, rel=0.05)
+    assert (step_times(Setup.make("h200", model="fast")) == FULL_TICKS << 16).all()
+    assert start_time(setup) == round(0.45 * FULL_TICKS * 2**16)
 
 
 def test_copies_cost_capacity():

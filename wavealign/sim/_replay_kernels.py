@@ -90,18 +90,18 @@ def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, star
 
 
 @njit(nogil=True, cache=True)
-def split_heads(trace, heads, columns, keep):
-    """A launch's trace parted by head, each part in its order.
+def split_heads(trace, heads, columns, keep, blocks):
+    """A launch's trace parted by head, each part in its order, into `blocks`.
 
     Args:
         trace: uint32 (accesses,), keys head*N + block.
         heads: H.
         columns: N.
         keep: only blocks below it stay; N keeps all.
+        blocks: unsigned (accesses,), wide enough for N: the first `first[H]` entries are set.
 
     Returns:
-        blocks uint32 (accesses,), the first `first[H]` of them used; first int64 (H + 1,):
-        head h has blocks[first[h] : first[h + 1]].
+        first, int64 (H + 1,): head h has blocks[first[h] : first[h + 1]].
     """
     width, limit = np.uint32(columns), np.uint32(keep)
     first = np.zeros(heads + 1, np.int64)
@@ -110,7 +110,6 @@ def split_heads(trace, heads, columns, keep):
         first[head + np.uint32(1)] += trace[i] - head * width < limit
     for h in range(heads):
         first[h + 1] += first[h]
-    blocks = np.empty(len(trace), np.uint32)
     end = first[:-1].copy()
     for i in range(len(trace)):
         head = trace[i] // width
@@ -118,7 +117,7 @@ def split_heads(trace, heads, columns, keep):
         if block < limit:
             blocks[np.uint64(end[head])] = block
             end[head] += 1
-    return blocks, first
+    return first
 
 
 @njit(nogil=True, cache=True)

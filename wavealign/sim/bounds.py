@@ -9,7 +9,7 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
 from wavealign.sim.power import Work, clock_and_energy
 from wavealign.sim.setup import Setup
-from wavealign.sim.traffic import TICKS_PER_BLOCK, Traffic, block_bytes, start_time, step_times
+from wavealign.sim.traffic import FULL_TICKS, Traffic, block_bytes, start_time, step_times
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _limit_cycles(mask: BlockMask, schedule: Schedule, setup: Setup) -> float:
 
     ends = list_schedule(schedule.row_order, schedule.indptr, step_times(setup), start_time(setup))
     ticks = int(ends.max()) / (1 << FRACTION_BITS)
-    return ticks * setup.step_cycles(mask) / TICKS_PER_BLOCK
+    return ticks * setup.step_cycles(mask) / FULL_TICKS
 
 
 def _dense(mask: BlockMask, setup: Setup) -> Work:

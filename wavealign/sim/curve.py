@@ -17,9 +17,7 @@ from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask, Int64Array
 from wavealign.order.schedule import Schedule
 from wavealign.sim.setup import Setup
-
-_TICKS_PER_BLOCK = 128
-"""Resolution of the event loop: a row start is rounded to 1/128 of a block."""
+from wavealign.sim.traffic import FAST_TICKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +106,16 @@ def belady_read_bytes(
     if capacity_blocks < 1:
         raise InputError(f"capacity_blocks is {capacity_blocks}; expected at least 1.")
     ragged = mask.last_kv_tokens != mask.block_kv
-    blocks, first = split_heads(_trace(mask, schedule, setup), mask.H, mask.N, mask.N - ragged)
-    misses = sum(
-        int(opt_misses(blocks[first[h] : first[h + 1]], mask.N, capacity_blocks))
-        for h in range(mask.H)
-    )
+    # Narrow where it can be: this is one number for every kept block of the mask.
+    narrow = np.uint16 if np.iinfo(np.uint16).max >= mask.N else np.uint32
+    blocks = np.empty(mask.nnz, dtype=narrow)
+    trace = _trace(mask, schedule, setup)
+    first = split_heads(trace, mask.H, mask.N, mask.N - ragged, blocks)
+    del trace
+    misses = 0
+    for h in range(mask.H):
+        part = blocks[first[h] : first[h + 1]].astype(np.uint32)
+        misses += int(opt_misses(part, mask.N, capacity_blocks))
     read = misses * setup.kv_bytes(mask.block_kv)
     if ragged:
         _, touches_last = mask.touched_kv_blocks
@@ -143,7 +146,7 @@ def _trace(mask: BlockMask, schedule: Schedule, setup: Setup) -> npt.NDArray[np.
         schedule.indices,
         mask.N,
         setup.wave,
-        _TICKS_PER_BLOCK,
-        round(setup.kernel.row_start_blocks * _TICKS_PER_BLOCK),
+        FAST_TICKS,
+        round(setup.kernel.row_start_blocks * FAST_TICKS),
     )
     return trace

@@ -12,6 +12,7 @@ docs/fidelity.md says what was measured.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,7 +47,7 @@ class PowerProfile:
 
     def watts(self, clock_ghz: float, work: Work) -> float:
         """P(f) of a launch, in W."""
-        flop_pj = self.flop_pj * (clock_ghz / self.reference_ghz) ** self.flop_clock_exponent
+        flop_pj = self.flop_pj * math.pow(clock_ghz / self.reference_ghz, self.flop_clock_exponent)
         per_cycle_pj = (
             work.flops * flop_pj
             + work.hbm_bytes * self.hbm_pj_per_byte

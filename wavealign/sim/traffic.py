@@ -13,11 +13,17 @@ from wavealign.order.schedule import Schedule
 from wavealign.sim.power import Work, clock_and_energy
 from wavealign.sim.setup import Setup
 
-TICKS_PER_BLOCK = 128
-"""Resolution of the event loops: times are rounded to 1/128 of a block (full: 2**-16 of that)."""
+FAST_TICKS = 128
+"""Ticks of a block in the fast model: a row start is rounded to whole ticks."""
+
+FULL_TICKS = 32
+"""Ticks of a block in the full model, where times are fixed-point fractions of a tick. Only the
+order of events inside a tick is coarse; finer ticks change reads by 0.3 % and cost a quarter."""
 
 _DRIFT_SEED = 4  # which worker has which speed; docs/fidelity.md says what that is worth
 _HBM_ROUNDS = 4
+_HBM_MATTERS = 0.005  # share of the cycles from which HBM's bandwidth is worth another round
+_SETTLED = 0.005  # relative change of the clock
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,12 @@ def step_times(setup: Setup) -> npt.NDArray[np.uint64]:
     normal = NormalDist()
     quantiles = np.array([normal.inv_cdf((i + 0.5) / setup.wave) for i in range(setup.wave)])
     dealt = np.random.default_rng(_DRIFT_SEED).permutation(quantiles)
-    ticks = TICKS_PER_BLOCK * np.maximum(1.0 + spread * dealt, 0.5)
-    return _fixed(ticks)
+    return _fixed(FULL_TICKS * np.maximum(1.0 + spread * dealt, 0.5))
 
 
 def start_time(setup: Setup) -> np.uint64:
     """Fixed-point ticks to start a row."""
-    ticks = round(setup.kernel.row_start_blocks * TICKS_PER_BLOCK)
-    return np.uint64(_fixed(np.array(float(ticks))))
+    return np.uint64(_fixed(np.array(setup.kernel.row_start_blocks * FULL_TICKS)))
 
 
 def _fixed(ticks: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
@@ -110,9 +114,9 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
         mask.N,
         setup.wave,
         setup.capacity_blocks(mask),
-        TICKS_PER_BLOCK,
-        TICKS_PER_BLOCK,
-        round(setup.kernel.row_start_blocks * TICKS_PER_BLOCK),
+        FAST_TICKS,
+        FAST_TICKS,
+        round(setup.kernel.row_start_blocks * FAST_TICKS),
     )
     last = int(end_ticks.max())
     return Traffic(
@@ -120,7 +124,7 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
         requested_bytes=requested_bytes(mask, setup),
         crossing_bytes=None,
         sector_hit_frac=None,
-        cycles=last * setup.step_cycles(mask) / TICKS_PER_BLOCK,
+        cycles=last * setup.step_cycles(mask) / FAST_TICKS,
         idle_frac=1.0 - float(end_ticks.mean()) / last if last else 0.0,
         l2_cycles=0.0,
         hbm_cycles=0.0,
@@ -129,18 +133,27 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
 
 def _full(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
     """The partition model; HBM's bytes per cycle depend on the clock, which depends on them."""
-    clock_ghz = setup.device.clock_max_ghz
+    clock_ghz = _clock(setup, _guess(mask, setup))
     for _ in range(_HBM_ROUNDS):
         traffic = _full_at(mask, schedule, setup, clock_ghz)
-        timing = clock_and_energy(
-            setup.device.power, setup.device.clock_max_ghz, traffic.work(mask, setup), setup.regime
-        )
-        # A lower clock gives HBM more bytes per cycle: where it never bound, it never will.
-        settled = abs(timing.clock_ghz / clock_ghz - 1.0) < 2e-3
-        if traffic.hbm_cycles == 0.0 or settled:
+        settled = _clock(setup, traffic.work(mask, setup))
+        matters = traffic.hbm_cycles > _HBM_MATTERS * traffic.cycles
+        if not matters or abs(settled / clock_ghz - 1.0) < _SETTLED:
             break
-        clock_ghz = timing.clock_ghz
+        clock_ghz = settled
     return traffic
+
+
+def _clock(setup: Setup, work: Work) -> float:
+    device = setup.device
+    return clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime).clock_ghz
+
+
+def _guess(mask: BlockMask, setup: Setup) -> Work:
+    """The launch if every second request came from HBM and all workers ended together."""
+    requested = requested_bytes(mask, setup)
+    cycles = setup.step_cycles(mask) * mask.nnz / setup.wave
+    return Work(cycles, setup.flops(mask, mask.nnz), requested / 2, requested)
 
 
 def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float) -> Traffic:
@@ -157,7 +170,7 @@ def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float
     device, step_cycles = setup.device, setup.step_cycles(mask)
     half_bytes = setup.kv_bytes(mask.block_kv) / 2
     hbm_bytes_per_cycle = device.hbm_bytes_per_s * device.hbm_usable_frac / (clock_ghz * 1e9)
-    half_miss = setup.kernel.miss_exposed_blocks * TICKS_PER_BLOCK / 2
+    half_miss = setup.kernel.miss_exposed_blocks * FULL_TICKS / 2
     reads, last_block_reads, lookups, _, end_times, stretched = stream_partitioned(
         schedule.row_order,
         schedule.indptr,
@@ -168,13 +181,13 @@ def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float
         np.uint64(_fixed(np.array(half_miss))),
         setup.partitions,
         int(setup.l2_capacity_bytes / setup.partitions / half_bytes),
-        TICKS_PER_BLOCK,
+        FULL_TICKS,
         (device.l2_bytes_per_clock or math.inf) * step_cycles / half_bytes,
         hbm_bytes_per_cycle * step_cycles / half_bytes,
     )
     halves, last_halves = int(reads.sum()), int(last_block_reads.sum())
     looked_up = 2 * mask.nnz + int(lookups[CROSSINGS])
-    cycles_per_tick = step_cycles / TICKS_PER_BLOCK
+    cycles_per_tick = step_cycles / FULL_TICKS
     last = float(end_times.max())
     return Traffic(
         hbm_read_bytes=block_bytes(mask, setup, halves, last_halves) // 2,
