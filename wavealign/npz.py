@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -197,8 +197,9 @@ def check_writable(path: str | Path) -> Path:
     return target
 
 
-def save_npz(path: str | Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
-    """Write a compressed npz, whole or not at all.
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A stream whose content becomes the file on leaving, or nothing does on an exception.
 
     Raises:
         InputError: the path can't be written.
@@ -207,7 +208,17 @@ def save_npz(path: str | Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
     partial = target.with_name(target.name + ".partial")
     try:
         with partial.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **dict(arrays))
+            yield stream
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def save_npz(path: str | Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
+    """Write a compressed npz, whole or not at all.
+
+    Raises:
+        InputError: the path can't be written.
+    """
+    with whole_file(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **dict(arrays))

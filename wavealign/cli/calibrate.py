@@ -15,6 +15,7 @@ from wavealign.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wavealign.results import RunResult
     from wavealign.sim.devices import DeviceProfile
     from wavealign.sim.recordings import Recording
 
@@ -48,10 +49,12 @@ def calibrate(
     each tile, and the power budget.
     """
     from wavealign._version import __version__
-    from wavealign.npz import check_writable
+    from wavealign.npz import check_writable, whole_file
     from wavealign.sim.calibrate import calibrate as fit
+    from wavealign.sim.calibrate import replay
     from wavealign.sim.devices import load_device, profile_toml
     from wavealign.sim.recordings import load_recordings
+    from wavealign.sim.setup import Setup
 
     profile = load_device(device)
     entry = profile.kernel(kernel)
@@ -76,29 +79,22 @@ def calibrate(
         f"({', '.join(Path(path).name for path in runs)}), wavealign {__version__}"
     )
     fitted = _with_provenance(fitted, entry.name, note)
-    for label, part in (("fitted", train), ("held out", rest), ("all", found)):
+    setup = Setup.make(fitted, entry.name)
+    pairs = [(part, replay(part, setup)) for part in (train, rest)]
+    both = ([*train, *rest], [*pairs[0][1], *pairs[1][1]])
+    for label, (part, results) in zip(("fitted", "held out", "all"), (*pairs, both), strict=True):
         if part:
-            _print_errors(label, part, fitted, entry.name, as_json)
+            _print_errors(label, part, results, as_json)
     if out is not None:
-        target = Path(out)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(profile_toml(fitted), encoding="utf-8")
-        partial.replace(target)
+        with whole_file(out) as stream:
+            stream.write(profile_toml(fitted).encode())
         click.echo(f"{out}: profile '{fitted.name}', calibrated on {note}", err=as_json)
 
 
 def _with_provenance(profile: DeviceProfile, kernel: str, note: str) -> DeviceProfile:
-    fields = [
-        "l2_usable_frac",
-        *(
-            f"kernels.{kernel}.{f}"
-            for f in ("block_cycles", "miss_exposed_blocks", "sm_spread_frac")
-        ),
-    ]
-    if profile.power is not None:
-        fields += [
-            f"power.{f}" for f in ("static_w", "flop_pj", "hbm_pj_per_byte", "l2_pj_per_byte")
-        ]
+    from wavealign.sim.calibrate import fitted_fields
+
+    fields = fitted_fields(profile, kernel)
     entry = dataclasses.replace(profile.kernels[kernel], calibrated_on=note)
     return dataclasses.replace(
         profile,
@@ -108,14 +104,13 @@ def _with_provenance(profile: DeviceProfile, kernel: str, note: str) -> DevicePr
 
 
 def _print_errors(
-    label: str, part: Sequence[Recording], profile: DeviceProfile, kernel: str, as_json: bool
+    label: str, part: Sequence[Recording], results: Sequence[RunResult], as_json: bool
 ) -> None:
     import numpy as np
 
-    from wavealign.sim.calibrate import replay, replay_errors
-    from wavealign.sim.setup import Setup
+    from wavealign.sim.calibrate import replay_errors
 
-    errors = replay_errors(part, replay(part, Setup.make(profile, kernel)))
+    errors = replay_errors(part, results)
     row: dict[str, object] = {"set": label, "runs": len(part)}
     for name in ("hit_points", "sector_points", "read_percent", "time_percent"):
         values = np.abs(getattr(errors, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,15 +10,16 @@ import click
 from wavealign.cli.options import (
     cores,
     device_options,
+    fitting_schedule,
     json_option,
     load_heads,
     make_setup,
     mask_options,
     seed_option,
 )
-from wavealign.cli.sim import _fitting_schedule
 
 if TYPE_CHECKING:
+    from wavealign.order import Schedule
     from wavealign.sim.curve import Curve
 
 CURVE_SCHEMA = "wavealign.curve/1"
@@ -69,7 +69,7 @@ def curve(
 ) -> None:
     """L2 hit ratio of policies at every L2 size, from one pass each."""
     from wavealign._version import __version__
-    from wavealign.npz import check_writable
+    from wavealign.npz import check_writable, whole_file
     from wavealign.order import build_schedule, parse_policy
     from wavealign.report.progress import Progress
     from wavealign.sim.curve import curve_sizes, hit_curve
@@ -85,7 +85,10 @@ def curve(
     setup.capacity_blocks(mask)
     sizes_bytes = sorted({*wanted, setup.l2_capacity_bytes}) if wanted else curve_sizes(mask, setup)
     chosen = None if heads is None else head_ids
-    recipes = [*names, *(_fitting_schedule(path, mask, chosen) for path in schedule_paths)]
+    recipes: list[str | Schedule] = [
+        *names,
+        *(fitting_schedule(path, mask, chosen) for path in schedule_paths),
+    ]
     if out:
         check_writable(out)
     if plot:
@@ -111,17 +114,15 @@ def curve(
             lines.extend(_json_lines(curves[-1], terms, __version__))
             progress.advance(schedule.policy)
     if out:
-        partial = Path(out + ".partial")
-        partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        partial.replace(out)
+        with whole_file(out) as stream:
+            stream.write("".join(line + "\n" for line in lines).encode())
     if as_json:
         click.echo("\n".join(lines))
     else:
         from wavealign.report.tables import curves_table, launch_lines, print_table
 
         for line in launch_lines(mask, loaded.name, format_heads(head_ids), setup):
-            if not line.startswith("timing"):
-                click.echo(line)
+            click.echo(line)
         click.echo("\nL2 hit ratio (%) at every L2 size; * is the one above.\n")
         print_table(curves_table(curves, setup.l2_capacity_bytes))
         click.echo(f"\n{_CAVEAT}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +11,7 @@ from wavealign.cli.failure import Failure
 from wavealign.cli.options import (
     cores,
     device_options,
+    fitting_schedule,
     json_option,
     load_heads,
     make_setup,
@@ -20,7 +19,6 @@ from wavealign.cli.options import (
     model_options,
     seed_option,
 )
-from wavealign.errors import InputError
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
@@ -87,7 +85,7 @@ def sim(
     chosen = None if heads is None else head_ids
     recipes: list[str | Schedule] = [
         *names,
-        *(_fitting_schedule(path, mask, chosen) for path in schedule_paths),
+        *(fitting_schedule(path, mask, chosen) for path in schedule_paths),
     ]
     if plot:
         from wavealign.report.plots import check_plot
@@ -133,31 +131,18 @@ def sim(
         plot_policies(launch, baselines.get(None), title, plot)
 
 
-def _fitting_schedule(path: str, mask: Any, heads: list[int] | None) -> Any:
-    """A schedule file as a row of the table, checked against the mask."""
-    from wavealign.order import Schedule
-
-    schedule = Schedule.load(path)
-    try:
-        if heads is not None and max(heads) < schedule.shape[0]:
-            schedule = schedule.select_heads(heads)
-        schedule.check(mask)
-    except InputError as problem:
-        raise InputError(f"{path}: {problem}") from problem
-    return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")
-
-
 def _print_results(
     loaded: LoadedMask,
     setup: Setup,
     results: list[RunResult],
     baselines: dict[int | None, RunResult],
 ) -> None:
-    from wavealign.report.tables import launch_lines, print_table, results_table
+    from wavealign.report.tables import launch_lines, print_table, results_table, timing_line
 
     launch = [result for result in results if result.head is None]
     for line in launch_lines(loaded.mask, loaded.name, launch[0].heads, setup):
         click.echo(line)
+    click.echo(timing_line(setup))
     click.echo()
     if all(result.policy != "original" for result in launch):
         launch.insert(0, baselines[None])

@@ -272,6 +272,11 @@ class BlockMask:
         return counts, has_last
 
     @cached_property
+    def last_kv_block_nnz(self) -> int:
+        """Kept blocks that are the last K/V block of their head."""
+        return int(np.count_nonzero(self.indices == self.N - 1))
+
+    @cached_property
     def digest(self) -> str:
         """A hash of the mask's content (sizes and lists, not `meta`), 32 hex digits."""
         state = hashlib.blake2b(digest_size=16)

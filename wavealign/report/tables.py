@@ -32,11 +32,6 @@ def launch_lines(mask: BlockMask, name: str, heads: str, setup: Setup) -> list[s
     """What is simulated, in a few lines: mask, device, L2."""
     block_bytes = setup.kv_bytes(mask.block_kv)
     device, kernel = setup.device, setup.kernel
-    timing = (
-        f"calibrated on {kernel.calibrated_on}"
-        if kernel.calibrated_on
-        else ("an estimate, not calibrated on this device: compare hit ratios rather than ms")
-    )
     return [
         f"mask    {name}, heads {heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "
         f"{mask.block_kv} tokens, density {mask.density:.3f}",
@@ -44,8 +39,14 @@ def launch_lines(mask: BlockMask, name: str, heads: str, setup: Setup) -> list[s
         f"L2      {setup.l2_capacity_bytes:,} bytes ({setup.l2_origin}) = "
         f"{setup.capacity_blocks(mask)} K/V blocks of {block_bytes:,} bytes; a head's K/V is "
         f"{setup.kv_bytes(mask.tokens_kv):,} bytes",
-        f"timing  {timing}",
     ]
+
+
+def timing_line(setup: Setup) -> str:
+    """Where the setup's times come from."""
+    if setup.kernel.calibrated_on:
+        return f"timing  calibrated on {setup.kernel.calibrated_on}"
+    return "timing  an estimate, not calibrated on this device: compare hit ratios rather than ms"
 
 
 def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunResult]) -> Table:

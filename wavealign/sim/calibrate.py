@@ -62,6 +62,13 @@ class ReplayErrors:
     time_percent: FloatArray
 
 
+def fitted_fields(profile: DeviceProfile, kernel: str) -> list[str]:
+    """Names of the figures that `calibrate` fits, as in the profile's ``[source]`` table."""
+    ours = [f.name for f in dataclasses.fields(KernelProfile)]
+    names = [f"kernels.{kernel}.{n}" if n in ours else n for n in (*_HIT_FIGURES, "block_cycles")]
+    return names + ([f"power.{name}" for name in _POWER_FIGURES] if profile.power else [])
+
+
 def replay(recordings: Sequence[Recording], setup: Setup) -> list[RunResult]:
     """The simulator's row for each recording, over the cores."""
     with ThreadPoolExecutor() as pool:

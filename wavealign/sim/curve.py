@@ -17,7 +17,7 @@ from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask, Int64Array
 from wavealign.order.schedule import Schedule
 from wavealign.sim.setup import Setup
-from wavealign.sim.traffic import FAST_TICKS
+from wavealign.sim.traffic import FAST_TICKS, requested_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def hit_curve(
     misses, last_misses = (np.cumsum(part[::-1])[::-1][capacities] for part in (every, last))
     saved_bytes = block_bytes - setup.kv_bytes(mask.last_kv_tokens)  # by a ragged last block
     read = misses * block_bytes - last_misses * saved_bytes
-    requested = mask.nnz * block_bytes - int(last.sum()) * saved_bytes
+    requested = requested_bytes(mask, setup)
     return Curve(
         policy=schedule.policy,
         sizes_bytes=sizes,

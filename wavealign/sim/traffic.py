@@ -74,8 +74,7 @@ def block_bytes(mask: BlockMask, setup: Setup, blocks: int, last_blocks: int) ->
 
 def requested_bytes(mask: BlockMask, setup: Setup) -> int:
     """K/V bytes that all rows ask of L2."""
-    last = int(np.count_nonzero(mask.indices == mask.N - 1))
-    return block_bytes(mask, setup, mask.nnz, last)
+    return block_bytes(mask, setup, mask.nnz, mask.last_kv_block_nnz)
 
 
 def step_times(setup: Setup) -> npt.NDArray[np.uint64]:
