@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import oracles
 import pytest
@@ -7,10 +9,11 @@ import scipy.linalg
 from helpers import dense_masks, random_mask, row_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
-from wavealign.order import build_schedule, parse_policy, registry
+from wavealign.order import build_schedule, parse_policy, registry, spectra
 from wavealign.order.context import OrderContext
 from wavealign.order.policies import DEFAULT_POLICIES, policy_names
 from wavealign.order.rows import nnz_inside_waves
@@ -38,6 +41,21 @@ def test_seed_and_threads(policy):
     again = build_schedule(mask, policy, 8, seed=3, jobs=4)
     assert np.array_equal(first.row_order, again.row_order)
     assert np.array_equal(first.indices, again.indices)
+
+
+def test_blas_has_one_thread_whichever_thread_leaves_last():
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = threads()
+    with ThreadPoolExecutor(2) as first, ThreadPoolExecutor(2) as second:
+        for one, other in ((first, second), (second, first)) * 3:
+            one.submit(spectra._single_threaded_blas.__enter__).result()
+            other.submit(spectra._single_threaded_blas.__enter__).result()
+            one.submit(spectra._single_threaded_blas.__exit__).result()
+            assert threads() == {1}
+            other.submit(spectra._single_threaded_blas.__exit__).result()
+            assert threads() == before
 
 
 def test_seed_changes_only_what_chance_decides():
