@@ -51,6 +51,23 @@ class RunResult:
         roofline: ``"compute"`` or ``"memory"`` side of the device's ridge.
         bound: the binding resource: ``tensor``, ``power`` (through the clock), ``l2`` or ``hbm``.
         version: of the tool.
+
+    What only a measured run has (None in a simulated one, and where it wasn't read):
+        batch, kv_heads, head_dim, dtype: of the launch.
+        repeats: launches behind `time_ms` (their median; in the steady state their mean).
+        time_spread_frac: interquartile range of their times / `time_ms`.
+        counters_ms: kernel time of the launch that the profiler replayed.
+        tensor_active_frac: share of the cycles in which the tensor pipes were busy.
+        hbm_write_bytes: bytes written to device memory.
+        cache_control: ``"all"``: L2 was flushed before the counted launch, ``"none"``: it wasn't.
+        power_w, temperature_c: of the card, median and highest.
+        throttle: NVML's reasons for a lower clock, joined by ``,``; empty if there were none.
+        gather_ms, scatter_ms: moving Q into launch order, O and LSE back; 0 where nothing moves.
+        dense_ms: the same backend over every K/V block.
+        error_frac: relative error of the output against float32 attention, by norm.
+        ragged_kv_first: rows visited a ragged last K/V block first, as the kernel insists.
+        schedule_file: the schedule came from this file, not from the policy's name.
+        gpu, driver, backend_version: what ran it.
     """
 
     source: str
@@ -84,6 +101,28 @@ class RunResult:
     roofline: str | None
     bound: str | None
     version: str
+    batch: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    dtype: str | None = None
+    repeats: int | None = None
+    time_spread_frac: float | None = None
+    counters_ms: float | None = None
+    tensor_active_frac: float | None = None
+    hbm_write_bytes: int | None = None
+    cache_control: str | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: str | None = None
+    gather_ms: float | None = None
+    scatter_ms: float | None = None
+    dense_ms: float | None = None
+    error_frac: float | None = None
+    ragged_kv_first: bool | None = None
+    schedule_file: str | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    backend_version: str | None = None
 
     def to_json(self) -> str:
         """One line of JSON, the same for the same values."""
@@ -102,10 +141,11 @@ class RunResult:
             raise InputError(f"a result row is not JSON ({problem}).") from problem
         if not isinstance(row, dict) or row.pop("schema", None) != RUN_SCHEMA:
             raise InputError(f"a result row is not of schema '{RUN_SCHEMA}'.")
-        names = {field.name for field in dataclasses.fields(cls)}
-        if missing := names - row.keys():
+        fields = dataclasses.fields(cls)
+        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+        if missing := needed - row.keys():
             raise InputError(f"a result row lacks {', '.join(sorted(missing))}.")
-        return cls(**{name: row[name] for name in names})
+        return cls(**{field.name: row[field.name] for field in fields if field.name in row})
 
 
 class ResultWriter:

@@ -11,11 +11,13 @@ import click
 from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
 from wavealign.cli.curve import curve
+from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
 from wavealign.cli.lists import devices, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
 from wavealign.cli.sim import sim
+from wavealign.cli.validate import validate
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,5 +26,5 @@ def main() -> None:
     """Order the rows of block-sparse attention so that what runs together reads together."""
 
 
-for command in (sim, curve, order, calibrate, mask, policies, devices):
+for command in (sim, curve, order, validate, calibrate, mask, policies, devices, doctor):
     main.add_command(command)

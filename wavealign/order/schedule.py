@@ -89,6 +89,22 @@ class Schedule:
             self.policy,
         )
 
+    def ragged_kv_first(self, mask: BlockMask) -> Schedule:
+        """This schedule, with rows that hold a ragged last K/V block visiting it first.
+
+        Some kernels mask keys out of range in the first block that they visit only. The other
+        blocks keep their order; without a ragged block nothing changes.
+        """
+        if mask.tokens_kv % mask.block_kv == 0:
+            return self
+        indices = self.indices.copy()
+        places = np.flatnonzero(indices == mask.N - 1)
+        rows = np.searchsorted(self.indptr, places, side="right") - 1
+        for begin, place in zip(self.indptr[rows], places, strict=True):
+            indices[begin + 1 : place + 1] = self.indices[begin:place]
+            indices[begin] = mask.N - 1
+        return Schedule(self.row_order, self.indptr, indices, self.shape, self.policy)
+
     def save(self, path: str | Path) -> None:
         """Write the schedule (``wavealign.schedule/1``), whole or not at all.
 

@@ -52,7 +52,7 @@ def timing_line(setup: Setup) -> str:
 def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunResult]) -> Table:
     """One row a run, with the change against the `original` of the same head (or launch)."""
     per_head = any(result.head is not None for result in results)
-    table = _table()
+    table = table_frame()
     if per_head:
         table.add_column("head", justify="right")
     table.add_column("policy")
@@ -83,7 +83,7 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
 
 def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
     """L2 hit ratios in %, one row a size, one column a policy; `*` marks the device's size."""
-    table = _table()
+    table = table_frame()
     table.add_column("L2 size", justify="right")
     table.add_column("")
     for curve in curves:
@@ -99,7 +99,7 @@ def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
 
 def stats_table(rows: Iterable[MaskStats], setup: Setup, block_kv: int) -> Table:
     """Mask statistics, one row a head."""
-    table = _table()
+    table = table_frame()
     for heading in (
         "head", "density", "NNZ mean", "spread", "min", "max", "empty rows", "overlap", "K/V set",
         "of L2",
@@ -124,7 +124,7 @@ def stats_table(rows: Iterable[MaskStats], setup: Setup, block_kv: int) -> Table
 
 def policies_table(entries: Iterable[Entry]) -> Table:
     """The policy registry."""
-    table = _table()
+    table = table_frame()
     for heading in ("kind", "name", "what it does", "cost per head", "source"):
         table.add_column(heading, overflow="fold")
     for entry in entries:
@@ -134,7 +134,7 @@ def policies_table(entries: Iterable[Entry]) -> Table:
 
 def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
     """Device profiles, one row a kernel."""
-    table = _table()
+    table = table_frame()
     for heading in ("device", "", "SMs", "L2", "effective", "HBM", "kernel", "timing"):
         table.add_column(heading, justify="right" if heading in ("SMs", "L2") else "left")
     for profile in profiles:
@@ -152,7 +152,8 @@ def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
     return table
 
 
-def _table() -> Table:
+def table_frame() -> Table:
+    """An empty table in the house style."""
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 

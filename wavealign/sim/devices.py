@@ -134,6 +134,28 @@ def device_names() -> list[str]:
     )
 
 
+# What the driver calls the cards of each profile; the first that fits, so memory sizes come first.
+_GPU_NAMES = (
+    ("H200", "h200"),
+    ("H100 PCIe", "h100-pcie"),
+    ("H100 80GB HBM3", "h100"),
+    ("A100-SXM4-80GB", "a100"),
+    ("A100 80GB", "a100"),
+    ("A100-SXM4-40GB", "a100-40gb"),
+    ("A100-PCIE-40GB", "a100-40gb"),
+    ("A40", "a40"),
+    ("L40S", "l40s"),
+    ("RTX 4090", "rtx4090"),
+    ("B200", "b200"),
+)
+
+
+def device_of_gpu(gpu_name: str) -> str | None:
+    """The shipped profile of a card, by the driver's name for it; None if there is none."""
+    words = gpu_name.replace("NVIDIA ", "")
+    return next((profile for name, profile in _GPU_NAMES if words.endswith(name)), None)
+
+
 @cache
 def load_device(name: str) -> DeviceProfile:
     """A shipped profile by name, or one's own by path to a ``.toml``.

@@ -1,0 +1,43 @@
+"""`wavealign doctor`: what this machine has of what measuring needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from wavealign.gpu.doctor import Backend
+
+DOCTOR_SCHEMA = "wavealign.doctor/1"
+
+
+@click.command()
+@click.option("--probe", is_flag=True, help="Profile a small kernel: may counters be read?")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def doctor(probe: bool, as_json: bool) -> None:
+    """GPU, driver, packages, profiler and backends: what is there and what is missing.
+
+    A report: what is missing is no failure.
+    """
+    from wavealign.gpu.doctor import diagnose
+
+    checks = diagnose(_backends(), probe)
+    if as_json:
+        rows = [dataclasses.asdict(check) for check in checks]
+        click.echo(json.dumps({"schema": DOCTOR_SCHEMA, "checks": rows}))
+        return
+    from wavealign.report.gpu_tables import doctor_table
+    from wavealign.report.tables import print_table
+
+    print_table(doctor_table(checks))
+
+
+def _backends() -> Iterator[Backend]:
+    """Looked up when `diagnose` gets there, so that a missing torch is one of its findings."""
+    from wavealign.gpu.registry import backends
+
+    yield from backends()

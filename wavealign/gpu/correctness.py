@@ -1,0 +1,123 @@
+"""Is it the same attention? Against a float32 reference, with poisoned outputs, and poked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from wavealign.errors import WaveAlignError
+from wavealign.gpu.backend import Backend
+from wavealign.gpu.capabilities import Problem
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.launch import Launch
+from wavealign.order.schedule import Schedule
+
+# bf16 operands leave 2^-9 per rounding of P and of O; fp16 an eighth of that.
+_TOLERANCE_FRAC = {"bf16": 8e-3, "fp16": 1.5e-3}
+_LSE_TOLERANCE = 2e-3
+
+
+class WrongResultError(WaveAlignError, RuntimeError):
+    """A kernel computed something else than block-sparse attention of the mask."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a launch is from the reference.
+
+    Attributes:
+        error_frac: ``|out - reference| / |reference|``, Frobenius norms.
+        lse_error: largest difference of a log-sum-exp.
+    """
+
+    error_frac: float
+    lse_error: float
+
+
+def check_launch(
+    launch: Launch, problem: Problem, reference: tuple[torch.Tensor, torch.Tensor], label: str
+) -> Verdict:
+    """Run with poisoned outputs and compare.
+
+    Raises:
+        WrongResultError: elements that weren't written, or an error beyond rounding.
+    """
+    _poison(launch)
+    out, lse = launch.attend()
+    wanted, wanted_lse = reference
+    if unwritten := int(torch.isnan(out).sum()):
+        raise WrongResultError(f"{label}: {unwritten} elements of the output are NaN or unwritten.")
+    error_frac = _relative_error(out, wanted)
+    empty = torch.isneginf(wanted_lse)
+    if not torch.equal(torch.isneginf(lse), empty):
+        raise WrongResultError(f"{label}: LSE is -inf in other rows than those without blocks.")
+    difference = (lse - wanted_lse)[~empty].abs()
+    lse_error = float(difference.max()) if difference.numel() else 0.0
+    limit = _TOLERANCE_FRAC[problem.dtype]
+    if not error_frac <= limit or not lse_error <= _LSE_TOLERANCE:
+        raise WrongResultError(
+            f"{label}: relative error {error_frac:.2e} (at most {limit:.0e} for {problem.dtype}), "
+            f"LSE off by {lse_error:.2e} (at most {_LSE_TOLERANCE:.0e})."
+        )
+    return Verdict(error_frac, lse_error)
+
+
+def check_poke(
+    backend: Backend, problem: Problem, schedule: Schedule, inputs: Inputs, label: str
+) -> None:
+    """Poke V outside of the mask: rows that don't keep the poked block may not change by a bit.
+
+    In each head the K/V block that most rows skip becomes NaN, so rows that keep it must turn
+    NaN too. Nothing is checked where every row keeps every block.
+
+    Raises:
+        WrongResultError: a row read a V block that it doesn't keep, or not one that it does.
+    """
+    mask = problem.mask
+    before = Launch(backend, problem, schedule, inputs)
+    clean = before.attend()[0].clone()
+    poked = inputs.v.clone()
+    keeps = np.zeros((mask.H, mask.M), dtype=np.bool_)
+    shared = problem.heads_per_kv_head
+    for g in range(mask.H // shared):
+        group = [mask.head(h) for h in range(g * shared, (g + 1) * shared)]
+        column = int(sum(np.bincount(h.indices, minlength=mask.N) for h in group).argmin())  # type: ignore[union-attr]
+        begin = column * mask.block_kv
+        poked[:, begin : begin + mask.block_kv, g] = math.nan
+        for offset, head in enumerate(group):
+            rows = np.repeat(np.arange(mask.M), head.row_nnz)
+            keeps[g * shared + offset, rows[head.indices == column]] = True
+    launch = Launch(backend, problem, schedule, dataclasses.replace(inputs, v=poked))
+    out = launch.attend()[0]
+    of_token = torch.from_numpy(keeps.repeat(mask.block_q, axis=1)[:, : mask.tokens_q].T.copy())
+    kept = of_token.to(out.device)  # [tokens, H]
+    changed = (out != clean).any(-1)  # NaN differs from everything
+    if bool(changed[:, ~kept].any()):
+        raise WrongResultError(f"{label}: rows changed with V blocks that they don't keep.")
+    if not bool(changed[:, kept].all()):
+        raise WrongResultError(f"{label}: rows didn't change with V blocks that they keep.")
+
+
+def _poison(launch: Launch) -> None:
+    for buffer in launch.buffers:
+        buffer.fill_(math.nan)
+    if not launch.buffers:
+        # The kernel allocates its output: leave NaN where the allocator will look first.
+        q = launch.attend()[0]
+        trap = [torch.full_like(q, math.nan) for _ in range(3)]
+        del trap
+
+
+def _relative_error(out: torch.Tensor, wanted: torch.Tensor) -> float:
+    """By sequence and head in turn, so that no second float32 copy of the output is made."""
+    squares = norm = 0.0
+    for b in range(out.shape[0]):
+        for h in range(out.shape[2]):
+            difference = out[b, :, h].float() - wanted[b, :, h]
+            squares += float(difference.square().sum(dtype=torch.float64))
+            norm += float(wanted[b, :, h].square().sum(dtype=torch.float64))
+    return math.sqrt(squares / norm) if norm else math.sqrt(squares)

@@ -1,0 +1,91 @@
+"""FlashAttention-4's block-sparse forward on Hopper, the paper's backend.
+
+Its plain scheduler launches rows in memory order, and a row's list is walked from its end
+(flash_attn/cute: SingleTileScheduler, block_sparse_utils).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import torch
+
+from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.capabilities import Capabilities, Problem
+from wavealign.gpu.inputs import Inputs, on_device
+from wavealign.gpu.lists import KernelLists
+
+
+class FlashAttention4(Backend):
+    """``flash_attn.cute``."""
+
+    name: ClassVar[str] = "fa4"
+    title: ClassVar[str] = "FlashAttention-4, block-sparse forward"
+    # Blackwell is left out: there the kernel forces query blocks of 256 tokens.
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
+        dtypes=("bf16", "fp16"),
+        head_dims=(64, 128),
+        compute_capability=((9, 0), (9, 0)),
+        walks="backwards",
+        rows="gathered",
+        ragged_kv_first=True,
+        ctas_per_sm=1,
+    )
+
+    def missing(self) -> str | None:
+        """See `Backend.missing`."""
+        return lacks("flash_attn.cute", "fa4")
+
+    def version(self) -> str:
+        """See `Backend.version`."""
+        return distribution_version("flash-attn-4")
+
+    def bind(
+        self,
+        problem: Problem,
+        lists: KernelLists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> BoundKernel:
+        """See `Backend.bind`."""
+        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+        mask = problem.mask
+        counts = on_device(lists.counts, q.device)[None]
+        # Both lists have to be there on Hopper, and the empty one needs its H heads: its head
+        # count alone tells the kernel whether lists are per query head.
+        sparse = BlockSparseTensorsTorch(
+            mask_block_cnt=torch.zeros_like(counts),
+            mask_block_idx=counts.new_zeros(1, mask.H, mask.M, 1),
+            full_block_cnt=counts,
+            full_block_idx=on_device(lists.padded(), q.device)[None],
+            block_size=(mask.block_q, mask.block_kv),
+        )
+        return _bound(q, k, v, sparse)
+
+    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
+        """See `Backend.bind_dense`."""
+        del problem
+        return _bound(inputs.q, inputs.k, inputs.v, None)
+
+
+def _bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sparse: object) -> BoundKernel:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    B, tokens, H, _ = q.shape
+    out = torch.empty_like(q)
+    lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
+
+    def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        with warnings.catch_warnings():
+            # From its compiler, about an argument of its own.
+            warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
+            _flash_attn_fwd(
+                q, k, v, causal=False, pack_gqa=False, block_sparse_tensors=sparse, out=out, lse=lse
+            )
+        return out, lse
+
+    return BoundKernel(launch, (out, lse))

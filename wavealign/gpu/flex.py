@@ -1,0 +1,106 @@
+"""torch FlexAttention's Triton kernel, with a BlockMask built from lists.
+
+Rows run in memory order and lists from their front. Its FLASH path is never used: in torch 2.11
+that computes a BlockMask without a mask_mod densely, without a word
+(https://github.com/pytorch/pytorch/issues/188322).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.capabilities import Capabilities, Problem
+from wavealign.gpu.inputs import Inputs, on_device
+from wavealign.gpu.lists import KernelLists
+
+
+class FlexAttention(Backend):
+    """``torch.nn.attention.flex_attention``, compiled by inductor to Triton."""
+
+    name: ClassVar[str] = "flex"
+    title: ClassVar[str] = "torch FlexAttention, Triton kernel"
+    kernels_per_launch: ClassVar[int] = 2  # the other one scales the log-sum-exps
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        blocks=((128, 128), (128, 64), (64, 64), (64, 128)),
+        dtypes=("bf16", "fp16"),
+        head_dims=(64, 128),
+        compute_capability=((8, 0), (9, 0)),
+        walks="forwards",
+        rows="gathered",
+        ctas_per_sm=1,
+    )
+
+    def __init__(self) -> None:
+        self._compiled: Any = None
+
+    def missing(self) -> str | None:
+        """See `Backend.missing`."""
+        return lacks("torch", "gpu") or lacks("triton", "gpu")
+
+    def version(self) -> str:
+        """See `Backend.version`."""
+        return distribution_version("torch")
+
+    def bind(
+        self,
+        problem: Problem,
+        lists: KernelLists,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> BoundKernel:
+        """See `Backend.bind`."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        mask = problem.mask
+        counts = on_device(lists.counts, q.device)[None]
+        # Lists as wide as the mask: a width of its own would compile the kernel anew for each
+        # schedule.
+        blocks = BlockMask.from_kv_blocks(
+            torch.zeros_like(counts),
+            counts.new_zeros(1, mask.H, mask.M, mask.N),
+            counts,
+            on_device(lists.padded(mask.N), q.device)[None],
+            BLOCK_SIZE=(mask.block_q, mask.block_kv),
+            seq_lengths=(q.shape[1], k.shape[1]),
+            compute_q_blocks=False,
+        )
+        return self._bound(problem, q, k, v, blocks)
+
+    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
+        """See `Backend.bind_dense`."""
+        return self._bound(problem, inputs.q, inputs.k, inputs.v, None)
+
+    def _bound(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: object
+    ) -> BoundKernel:
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+        if self._compiled is None:
+            self._compiled = torch.compile(flex_attention, dynamic=False)
+        compiled = self._compiled
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        options = {
+            "BACKEND": "TRITON",
+            "BLOCK_M": min(128, problem.mask.block_q),
+            "BLOCK_N": min(64, problem.mask.block_kv),
+            # Rows without blocks are legal, and so is a first block that is ragged.
+            "ROWS_GUARANTEED_SAFE": False,
+            "BLOCKS_ARE_CONTIGUOUS": False,
+        }
+
+        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.no_grad():
+                out, aux = compiled(
+                    *heads_first,
+                    block_mask=blocks,
+                    enable_gqa=problem.heads_per_kv_head > 1,
+                    kernel_options=options,
+                    return_aux=AuxRequest(lse=True),
+                )
+            return out.transpose(1, 2), aux.lse
+
+        return BoundKernel(launch)

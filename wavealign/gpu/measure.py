@@ -1,0 +1,310 @@
+"""Measure schedules of one launch on one backend: correctness, times, counters, result rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from wavealign._version import __version__
+from wavealign.errors import MissingCapabilityError
+from wavealign.gpu.backend import Backend
+from wavealign.gpu.capabilities import Problem
+from wavealign.gpu.correctness import check_launch, check_poke
+from wavealign.gpu.counted import CONTROL_BYTES, write_job
+from wavealign.gpu.counters import Counters, check_control
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.launch import Launch
+from wavealign.gpu.lists import resident
+from wavealign.gpu.ncu import collect
+from wavealign.gpu.reference import reference_attention
+from wavealign.gpu.telemetry import Telemetry
+from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
+from wavealign.order.schedule import Schedule
+from wavealign.results import RunResult
+
+Regime = Literal["single", "steady"]
+
+_RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
+_COUNTERS_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how long.
+
+    Attributes:
+        regimes: ``"single"``, ``"steady"`` or both.
+        repeats: launches per schedule in the single regime.
+        settle_s, measure_s: of the steady state, per schedule.
+        check: compare each launch with the float32 reference, and poke it.
+        limit: also the compute limit of each schedule.
+        dense: also the backend's dense attention.
+        counters: also the hardware counters, in a child process.
+        cache_control: the profiler's: ``"all"`` flushes L2 first, as the simulator assumes.
+        seed: of Q, K and V.
+    """
+
+    regimes: tuple[Regime, ...] = ("single",)
+    repeats: int = 7
+    settle_s: float = 1.0
+    measure_s: float = 2.0
+    check: bool = True
+    limit: bool = True
+    dense: bool = True
+    counters: bool = False
+    cache_control: str = "all"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch to measure under several schedules, and what its result rows say of it.
+
+    Attributes:
+        problem: mask and shapes.
+        schedules: with distinct policies.
+        mask_name: in the result rows.
+        heads, head: see `RunResult`.
+        device: the profile's name, or the GPU's.
+        wave: rows in flight that the schedules were made for.
+        schedule_files: policy → file, for schedules that were read.
+    """
+
+    problem: Problem
+    schedules: Sequence[Schedule]
+    mask_name: str
+    heads: str
+    head: int | None
+    device: str
+    wave: int
+    schedule_files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass
+class _Facts:
+    """What is known of one schedule so far."""
+
+    executed: Schedule
+    error_frac: float | None = None
+    gather_ms: float = 0.0
+    scatter_ms: float = 0.0
+    counters: Counters | None = None
+
+
+def measure(
+    backend: Backend,
+    case: Case,
+    options: Options,
+    telemetry: Telemetry,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[RunResult]:
+    """Measured rows, one a schedule and regime, as they are known.
+
+    Raises:
+        InputError: the backend can't compute this problem.
+        WrongResultError: a launch computed something else.
+        MissingCapabilityError: counters were asked for and can't be read.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    backend.check(case.problem, torch.cuda.get_device_capability(device))
+    inputs = Inputs.random(case.problem, device, options.seed)
+    launches = {s.policy: Launch(backend, case.problem, s, inputs) for s in case.schedules}
+    facts = {policy: _Facts(launch.executed) for policy, launch in launches.items()}
+    if options.check:
+        reference = reference_attention(case.problem, inputs)
+        progress("reference")
+        for schedule in case.schedules:
+            label = f"{backend.name}, {case.mask_name}, {schedule.policy}"
+            verdict = check_launch(launches[schedule.policy], case.problem, reference, label)
+            check_poke(backend, case.problem, schedule, inputs, label)
+            facts[schedule.policy].error_frac = verdict.error_frac
+            progress(f"checked {schedule.policy}")
+        del reference
+    for policy, launch in launches.items():
+        launch.run()
+        if launch.moves_rows:
+            facts[policy].gather_ms = time_call(launch.gather)
+            facts[policy].scatter_ms = time_call(launch.scatter)
+    if options.counters:
+        _count(backend, case, options, facts)
+        progress("counters")
+    limits: dict[str, Launch] = {}
+    if options.limit:
+        block_bytes = 2 * case.problem.mask.block_kv * case.problem.head_dim * inputs.k.itemsize
+        limits = {
+            s.policy: Launch(
+                backend, case.problem, resident(s, _RESIDENT_BYTES // block_bytes), inputs
+            )
+            for s in case.schedules
+        }
+    dense_ms = None
+    if options.dense:
+        dense = backend.bind_dense(case.problem, inputs)
+        dense_ms = time_single({"dense": lambda: _discard(dense.launch())}, 3, device)["dense"]
+        progress("dense")
+    rows = _Rows(backend, case, options, facts, telemetry, dense_ms)
+    if "single" in options.regimes:
+        runs = {policy: launch.run for policy, launch in launches.items()}
+        runs |= {f"{policy} in L2": launch.run for policy, launch in limits.items()}
+        times = time_single(runs, options.repeats, device)
+        for policy in launches:
+            yield rows.single(policy, times[policy], times.get(f"{policy} in L2"))
+            progress(f"timed {policy}")
+    if "steady" in options.regimes:
+        for policy, launch in launches.items():
+            steady = time_steady(launch.run, options.settle_s, options.measure_s, telemetry)
+            limit = None
+            if policy in limits:
+                limit = time_steady(
+                    limits[policy].run, options.settle_s, options.measure_s, telemetry
+                )
+            yield rows.steady(policy, steady, limit)
+            progress(f"timed {policy}, steady")
+
+
+def _discard(_: object) -> None:
+    pass
+
+
+def _count(backend: Backend, case: Case, options: Options, facts: dict[str, _Facts]) -> None:
+    """Read the counters of every schedule in one child, after a control that must come out."""
+    with tempfile.TemporaryDirectory(prefix="wavealign-") as folder:
+        command = write_job(Path(folder), backend.name, case.problem, case.schedules, options.seed)
+        control, *counted = collect(
+            command,
+            expected=1 + len(case.schedules) * backend.kernels_per_launch,
+            cache_control=options.cache_control,
+            timeout_s=_COUNTERS_TIMEOUT_S,
+        )
+    if problem := check_control(control, CONTROL_BYTES):
+        raise MissingCapabilityError(f"the counters of this GPU can't be trusted: {problem}")
+    kernels = backend.kernels_per_launch
+    for i, schedule in enumerate(case.schedules):
+        of_launch = counted[i * kernels : (i + 1) * kernels]
+        facts[schedule.policy].counters = max(of_launch, key=lambda c: c.time_ms or 0.0)
+
+
+class _Rows:
+    """Result rows of one case."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        case: Case,
+        options: Options,
+        facts: dict[str, _Facts],
+        telemetry: Telemetry,
+        dense: SingleTime | None,
+    ) -> None:
+        self._case = case
+        self._options = options
+        self._facts = facts
+        self._dense_ms = None if dense is None else dense.median_ms
+        self._telemetry = telemetry
+        self._backend = backend
+
+    def single(self, policy: str, time: SingleTime, limit: SingleTime | None) -> RunResult:
+        return dataclasses.replace(
+            self._row(policy, "single", time.median_ms, limit.median_ms if limit else None),
+            repeats=len(time.times_ms),
+            time_spread_frac=time.spread_frac,
+        )
+
+    def steady(self, policy: str, time: SteadyTime, limit: SteadyTime | None) -> RunResult:
+        return dataclasses.replace(
+            self._row(policy, "steady", time.time_ms, limit.time_ms if limit else None),
+            repeats=time.launches,
+            clock_ghz=time.clock_ghz,
+            energy_j=time.energy_j,
+            power_w=time.power_w,
+            temperature_c=time.temperature_c,
+            throttle=time.throttle,
+        )
+
+    def _row(
+        self, policy: str, regime: Regime, time_ms: float, limit_ms: float | None
+    ) -> RunResult:
+        case, problem, facts = self._case, self._case.problem, self._facts[policy]
+        mask = problem.mask
+        counters = facts.counters
+        kv_token_bytes = 4 * problem.head_dim  # K and V in two bytes each
+        read = None if counters is None else counters.hbm_read_bytes
+        flops = 4.0 * mask.block_q * mask.block_kv * problem.head_dim * mask.nnz * problem.batch
+        dense_ms = self._dense_ms if regime == "single" else None
+        state = self._telemetry.read()
+        requested = None if counters is None else counters.l2_requested_bytes
+        asked = mask.nnz * mask.block_kv * kv_token_bytes * problem.batch
+        return RunResult(
+            source="measured",
+            policy=policy,
+            mask=case.mask_name,
+            mask_digest=mask.digest,
+            heads=case.heads,
+            head=case.head,
+            device=case.device,
+            kernel=self._backend.name,
+            seed=self._options.seed,
+            wave=case.wave,
+            model=None,
+            regime=regime,
+            l2_capacity_bytes=None,
+            kv_block_bytes=mask.block_kv * kv_token_bytes,
+            time_ms=time_ms,
+            l2_hit_frac=None if counters is None else counters.l2_hit_frac,
+            lts_sector_hit_frac=None if counters is None else counters.lts_sector_hit_frac,
+            l2_requested_bytes=requested if requested is not None else asked,
+            fabric_bytes=None if counters is None else counters.fabric_bytes,
+            hbm_read_bytes=read,
+            compulsory_bytes=_compulsory_tokens(problem) * kv_token_bytes * problem.batch,
+            belady_bytes=None,
+            imbalance_frac=None,
+            clock_ghz=None if counters is None or regime != "single" else counters.clock_ghz,
+            energy_j=None,
+            limit_ms=limit_ms,
+            gap=time_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
+            intensity_flop_per_byte=flops / read if read else None,
+            roofline=None,
+            bound=None,
+            version=__version__,
+            batch=problem.batch,
+            kv_heads=problem.kv_heads or mask.H,
+            head_dim=problem.head_dim,
+            dtype=problem.dtype,
+            counters_ms=None if counters is None else counters.time_ms,
+            tensor_active_frac=None if counters is None else counters.tensor_active_frac,
+            hbm_write_bytes=None if counters is None else counters.hbm_write_bytes,
+            cache_control=None if counters is None else self._options.cache_control,
+            gather_ms=facts.gather_ms,
+            scatter_ms=facts.scatter_ms,
+            dense_ms=dense_ms,
+            error_frac=facts.error_frac,
+            ragged_kv_first=facts.executed.indices is not self._original(policy).indices,
+            schedule_file=case.schedule_files.get(policy),
+            gpu=state.name,
+            driver=state.driver,
+            backend_version=self._backend.version(),
+        )
+
+    def _original(self, policy: str) -> Schedule:
+        return next(s for s in self._case.schedules if s.policy == policy)
+
+
+def _compulsory_tokens(problem: Problem) -> int:
+    """Distinct K/V tokens that the launch reads, over the K/V heads."""
+    mask, shared = problem.mask, problem.heads_per_kv_head
+    tokens = 0
+    for g in range(mask.H // shared):
+        touched = np.zeros(mask.N, dtype=np.bool_)
+        for h in range(g * shared, (g + 1) * shared):
+            touched[mask.head(h).indices] = True
+        tokens += int(touched.sum()) * mask.block_kv
+        if touched[-1]:
+            tokens -= mask.N * mask.block_kv - mask.tokens_kv
+    return tokens

@@ -1,0 +1,29 @@
+"""Tables for people about GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from wavealign.gpu.doctor import Check
+from wavealign.report.tables import table_frame
+
+_STYLES = {"ok": "green", "missing": "red", "warning": "yellow"}
+
+
+def doctor_table(checks: Iterable[Check]) -> Table:
+    """What `wavealign doctor` found, one row a component."""
+    table = table_frame()
+    for heading in ("component", "state", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        # As Text, so that 'wavealign[gpu]' isn't taken for markup.
+        table.add_row(
+            Text(check.component),
+            Text(check.state, _STYLES[check.state]),
+            Text(check.detail),
+            Text(check.remedy or ""),
+        )
+    return table
