@@ -14,7 +14,8 @@ from wavealign.cli import main
 from wavealign.masks import BlockMask, save_mask
 from wavealign.order import build_schedule
 
-pytestmark = pytest.mark.gpu
+# Deprecations in other people's compilers are theirs.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 BACKENDS = ("fa4", "triton", "flex", "cudnn", "cudnn64")
 POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep")

@@ -11,15 +11,16 @@ import triton.language as tl
 
 @triton.jit
 def attend_rows(
-    q, k, v, out, lse, table, indptr, indices, trace, scale_log2, tokens_q, tokens_kv, H, H_kv,
+    q, k, v, out, lse, table, counts, starts, indices, record,
+    scale_log2, tokens_q, tokens_kv, H, H_kv,
     D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, TILE: tl.constexpr,
-    RAGGED: tl.constexpr, DESCRIPTORS: tl.constexpr, TRACE: tl.constexpr, STAGES: tl.constexpr,
+    RAGGED: tl.constexpr, TRACE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One CTA per (slot, head, sequence): query block ``table[head, slot]`` over its list.
 
-    q, out: ``[B, tokens_q, H, D]``; k, v: ``[B, tokens_kv, H_kv, D]``, or descriptors of them as
-    ``[B, tokens_kv, H_kv * D]``; lse: ``[B, H, tokens_q]``; table: ``[H, M]``; indptr:
-    ``[H * M + 1]``. The softmax works in powers of two on scores times `scale_log2`.
+    q, out: ``[B, tokens_q, H, D]``; k, v: ``[B, tokens_kv, H_kv, D]``; lse: ``[B, H, tokens_q]``;
+    table, counts: ``[H, M]``; starts: ``[H * M]``. The softmax works in powers of two on scores
+    times `scale_log2`.
     """
     slot = tl.program_id(0)
     head = tl.program_id(1)
@@ -30,8 +31,7 @@ def attend_rows(
     kv_head = head // (H // H_kv)
     block = tl.load(table + head * M + slot)
     row = head * M + block
-    first = tl.load(indptr + row)
-    count = (tl.load(indptr + row + 1) - first).to(tl.int32)
+    count = tl.load(counts + row)
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     dims = tl.arange(0, D)
     q_offsets = ((sequence.to(tl.int64) * tokens_q + rows[:, None]) * H + head) * D + dims[None, :]
@@ -41,28 +41,22 @@ def attend_rows(
     total = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, D], tl.float32)
     SUB: tl.constexpr = BLOCK_KV // TILE
-    lists = indices + first
+    lists = indices + tl.load(starts + row)
     for step in tl.range(0, count * SUB, num_stages=STAGES):
         token = tl.load(lists + step // SUB) * BLOCK_KV + (step % SUB) * TILE
-        if DESCRIPTORS:
-            keys = tl.reshape(k.load([sequence, token, kv_head * D]), (TILE, D))
-            values = tl.reshape(v.load([sequence, token, kv_head * D]), (TILE, D))
+        tokens = token + tl.arange(0, TILE)
+        offsets = (sequence.to(tl.int64) * tokens_kv + tokens[:, None]) * (H_kv * D)
+        offsets += kv_head * D + dims[None, :]
+        if RAGGED:
+            inside = tokens[:, None] < tokens_kv
+            keys = tl.load(k + offsets, mask=inside, other=0.0)
+            values = tl.load(v + offsets, mask=inside, other=0.0)
         else:
-            tokens = token + tl.arange(0, TILE)
-            offsets = (sequence.to(tl.int64) * tokens_kv + tokens[:, None]) * (H_kv * D)
-            offsets += kv_head * D + dims[None, :]
-            if RAGGED:
-                inside = tokens[:, None] < tokens_kv
-                keys = tl.load(k + offsets, mask=inside, other=0.0)
-                values = tl.load(v + offsets, mask=inside, other=0.0)
-            else:
-                keys = tl.load(k + offsets)
-                values = tl.load(v + offsets)
+            keys = tl.load(k + offsets)
+            values = tl.load(v + offsets)
         scores = tl.dot(queries, keys.T)
         if RAGGED:
-            scores = tl.where(
-                (token + tl.arange(0, TILE))[None, :] < tokens_kv, scores, -float("inf")
-            )
+            scores = tl.where(tokens[None, :] < tokens_kv, scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
         # A tile that lies wholly behind the last token leaves -inf, and -inf minus -inf is NaN.
         safe = tl.where(new_highest == -float("inf"), 0.0, new_highest) if RAGGED else new_highest
@@ -79,7 +73,7 @@ def attend_rows(
     log_sum = tl.where(total == 0.0, -float("inf"), (highest + tl.log2(nonzero)) * LN2)
     tl.store(lse + (sequence * H + head) * tokens_q + rows, log_sum, mask=rows < tokens_q)
     if TRACE:
-        entry = trace + ((sequence * H + head) * M + slot).to(tl.int64) * 3
+        entry = record + ((sequence * H + head) * M + slot).to(tl.int64) * 3
         tl.store(entry, started)
         tl.store(entry + 1, _global_timer())
         tl.store(entry + 2, _sm_id().to(tl.int64))

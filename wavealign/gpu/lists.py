@@ -13,15 +13,15 @@ from wavealign.order.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class KernelLists:
-    """A schedule in one backend's convention. Rows are those of the launch grid, by head.
+    """A schedule in one backend's convention, rows by slot, or by query block and a table.
 
     Attributes:
         counts: int32 ``(H, M)``, K/V blocks of each row.
         indptr: int64 ``(H * M + 1,)``, where each row's list begins.
         indices: int32 ``(nnz,)``, lists in memory order: a kernel that walks backwards reads
             each from its end.
-        table: int32 ``(H, M)``, slot → query block, where rows are stored by query block and
-            looked up; None where they are stored by slot.
+        table: int32 ``(H, M)``, slot → query block, where rows are stored by query block; None
+            where they are stored by slot.
     """
 
     counts: Int32Array

@@ -40,7 +40,7 @@ def record_trace(
     inputs = Inputs.random(problem, "cuda", seed)
     Launch(backend, problem, schedule, inputs).run()  # warm
     lists = kernel_lists(schedule, backend.capabilities)
-    record = backend.trace(problem, lists, inputs.q, inputs.k, inputs.v)
+    record = backend.trace(problem, lists, inputs)
     torch.cuda.synchronize()
     ran = record.cpu().numpy()
     ran[:, :2] -= ran[:, 0].min()
