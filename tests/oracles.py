@@ -122,7 +122,7 @@ def phases(orders, lists_per_head, permutations, workers):
             blocks = rotated[row]
             if blocks and x * x + y * y > 1e-18:
                 target = (math.atan2(y, x) / (2.0 * math.pi) * columns) % columns
-                skip = sum(place[block] < target - 0.5 for block in blocks)
+                skip = sum(place[block] < target - 0.500001 for block in blocks)
                 skip = skip % len(blocks)
                 rotated[row] = blocks[skip:] + blocks[:skip]
             flight[worker] = (row, now + start_ticks)

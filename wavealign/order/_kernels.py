@@ -10,6 +10,9 @@ from numba import njit
 
 from wavealign._bits import popcount
 
+REACH_PLACES = 0.5 + 1e-6
+"""A mean between two places is common; rounding may not decide it, or a GPU would differ."""
+
 
 @njit(nogil=True, cache=True)
 def _similarity(bits, nnz, a, b):
@@ -115,7 +118,7 @@ def phase_rows(order, indptr, lists, position, free, block_ticks, start_ticks):
             target = (math.atan2(y, x) / (2.0 * math.pi) * columns) % columns
             skip = 0
             # Blocks count as reached up to half a place behind, where the mean is rounded.
-            while skip < length and position[lists[first + skip]] < target - 0.5:
+            while skip < length and position[lists[first + skip]] < target - REACH_PLACES:
                 skip += 1
             if 0 < skip < length:
                 for k in range(length):

@@ -12,8 +12,8 @@ from wavealign.order.schedule import slot_of_row
 
 # The list schedule behind `phased`: a block lasts two ticks and a row takes one to start,
 # 0.5 block (0.45 was measured for FlashAttention-4 on an H200; docs/fidelity.md).
-_BLOCK_TICKS = 2
-_START_TICKS = 1
+BLOCK_TICKS = 2
+START_TICKS = 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,6 @@ def phase_lists(
             lists[begin : begin + len(head.indices)],
             slot_of_row(sweep),
             free,
-            _BLOCK_TICKS,
-            _START_TICKS,
+            BLOCK_TICKS,
+            START_TICKS,
         )

@@ -1,0 +1,38 @@
+"""Schedules made where the mask is, in torch: for every head at once, without a host in between.
+
+The same schedules as `wavealign.order.build_schedule`, in the arrays that kernels read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wavealign.planning.layout import ListLayout
+    from wavealign.planning.masks import dense_mask, mask_from_lists, mask_from_packed
+    from wavealign.planning.planner import DeviceSchedule, Planner
+
+_HOMES = {
+    "DeviceSchedule": "wavealign.planning.planner",
+    "ListLayout": "wavealign.planning.layout",
+    "Planner": "wavealign.planning.planner",
+    "dense_mask": "wavealign.planning.masks",
+    "mask_from_lists": "wavealign.planning.masks",
+    "mask_from_packed": "wavealign.planning.masks",
+}
+
+__all__ = [
+    "DeviceSchedule",
+    "ListLayout",
+    "Planner",
+    "dense_mask",
+    "mask_from_lists",
+    "mask_from_packed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'wavealign.planning' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

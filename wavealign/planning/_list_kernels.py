@@ -1,0 +1,74 @@
+"""Triton kernels: a mask to ordered lists, one program a row."""
+
+# triton.jit functions are not Python that mypy can follow: see pyproject.toml.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def ordered_lists(
+    mask, counts, sweeps, backwards, skips, slots, out, M, N, width,
+    LANES: tl.constexpr, GATHERED: tl.constexpr, REVERSED: tl.constexpr, RAGGED: tl.constexpr,
+    PLACES: tl.constexpr,
+):  # fmt: skip
+    """Row (query block, head): its K/V blocks (or places, with PLACES) in visiting order.
+
+    mask: uint8 ``[H, M, N]``; counts, skips int32, backwards uint8, slots int64 ``[H, M]``;
+    sweeps int32 ``[H, N]``; out int32 ``[H, M, width]``. LANES is a power of 2 from N up.
+    """
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    row = (head * M + block).to(tl.int64)
+    places = tl.arange(0, LANES)
+    inside = places < N
+    blocks = tl.load(sweeps + head * N + places, mask=inside, other=0)
+    kept = tl.load(mask + row * N + blocks, mask=inside, other=0).to(tl.int32)
+    visit = tl.cumsum(kept, 0) - 1
+    if PLACES:
+        tl.store(out + row * width + visit, places, mask=(kept != 0) & (visit < width))
+    else:
+        count = tl.load(counts + row)
+        if tl.load(backwards + row) != 0:
+            visit = count - 1 - visit
+        visit = visit - tl.load(skips + row)
+        visit = tl.where(visit < 0, visit + count, visit)
+        if RAGGED:
+            ragged = (blocks == N - 1) & (kept != 0)
+            at = tl.max(tl.where(ragged, visit, -1), 0)
+            visit = tl.where(visit == at, 0, tl.where(visit < at, visit + 1, visit))
+        if REVERSED:
+            visit = count - 1 - visit
+        target = row
+        if GATHERED:
+            target = head.to(tl.int64) * M + tl.load(slots + row)
+        tl.store(out + target * width + visit, blocks, mask=(kept != 0) & (visit < width))
+
+
+def _options(columns: int):
+    lanes = triton.next_power_of_2(columns)
+    return {"LANES": lanes, "num_warps": min(16, max(1, lanes // 512))}
+
+
+def launch_lists(mask, counts, walk, slots, layout, out) -> None:
+    """`write_lists` (wavealign.planning.visits) on a GPU."""
+    H, M, N = mask.shape
+    ordered_lists[(M, H)](
+        mask.view(torch.uint8), counts, walk.sweeps, walk.backwards.view(torch.uint8), walk.skips,
+        slots, out, M, N, out.shape[-1],
+        GATHERED=layout.rows == "gathered", REVERSED=layout.walks == "backwards",
+        RAGGED=layout.ragged_kv_first, PLACES=False, **_options(N),
+    )  # fmt: skip
+
+
+def launch_places(mask, counts, sweeps, out) -> None:
+    """`write_places` (wavealign.planning.visits) on a GPU."""
+    H, M, N = mask.shape
+    bits = mask.view(torch.uint8)
+    ordered_lists[(M, H)](
+        bits, counts, sweeps, bits, counts, counts, out, M, N, out.shape[-1],
+        GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
+    )  # fmt: skip

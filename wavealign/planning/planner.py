@@ -1,0 +1,220 @@
+"""The planner: a mask on a device to what a kernel reads there, in buffers made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from wavealign.errors import InputError
+from wavealign.masks.block_mask import HeadMask
+from wavealign.order.context import Draw, OrderContext
+from wavealign.order.schedule import Schedule
+from wavealign.order.visits import VisitOrder, sweep_order
+from wavealign.planning import rows
+from wavealign.planning.layout import ListLayout
+from wavealign.planning.masks import dense_mask
+from wavealign.planning.phases import entry_skips
+from wavealign.planning.recipes import Recipe, recipes_per_head
+from wavealign.planning.visits import Walk, write_lists, write_places
+
+_MOST_COLUMNS = 32768
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSchedule:
+    """A schedule as a kernel reads it.
+
+    Attributes:
+        table: int32 ``[H, M]``, slot → query block.
+        counts: int32 ``[H, M]``, K/V blocks of each row: by query block, or by slot where the
+            layout gathers rows.
+        starts: int64 ``[H * M]``, where each row's list begins in `indices`.
+        indices: int32 ``[H, M, width]``; what lies behind a row's list has no meaning.
+        columns: N.
+        layout: the convention of `counts` and `indices`.
+        policies: one name a head.
+    """
+
+    table: torch.Tensor
+    counts: torch.Tensor
+    starts: torch.Tensor
+    indices: torch.Tensor
+    columns: int
+    layout: ListLayout
+    policies: tuple[str, ...]
+
+    def to_schedule(self) -> Schedule:
+        """The same schedule on the host; this waits for the device.
+
+        Raises:
+            InputError: another layout than the default one, or lists longer than `width`.
+        """
+        if self.layout != ListLayout():
+            raise InputError("only lists by query block, walked forwards, make a Schedule.")
+        H, M, width = self.indices.shape
+        counts = self.counts.cpu().numpy().reshape(-1)
+        if counts.size and counts.max() > width:
+            raise InputError(f"a row keeps {counts.max()} K/V blocks, the lists hold {width}.")
+        indptr = np.zeros(H * M + 1, dtype=np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        padded = self.indices.cpu().numpy().reshape(H * M, width)
+        indices = padded[np.arange(width) < counts[:, None]]
+        names = dict.fromkeys(self.policies)
+        name = next(iter(names)) if len(names) == 1 else "mixed"
+        return Schedule(self.table.cpu().numpy(), indptr, indices, (H, M, self.columns), name)
+
+
+class Planner:
+    """Plans masks of one shape on one device; each call overwrites the schedule of the last.
+
+    A call starts work on the device and never waits for it; once the policies in use have been
+    planned once, it can be captured in a CUDA graph. Buffers take ``4·H·M·(width + 5)`` bytes, a
+    call in addition about ``17·H·M`` bytes and, for `svd`, at most 512 MiB.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        device: str | torch.device,
+        *,
+        wave: int,
+        seed: int = 0,
+        width: int | None = None,
+        layout: ListLayout | None = None,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            shape: ``(H, M, N)``; a batch of masks counts as more heads.
+            device: of the masks.
+            wave: rows in flight, W.
+            seed: of every random choice; head `h` draws from its own stream.
+            width: entries of a row's list; by default N. A row that keeps more loses the rest:
+                for callers who know better (`DeviceSchedule.to_schedule` refuses).
+            layout: what the kernel wants.
+
+        Raises:
+            InputError: sizes below 1, or more K/V blocks than the kernels are made for.
+        """
+        H, M, N = shape
+        if min(shape) < 1 or wave < 1 or (width is not None and width < 1):
+            raise InputError(f"shape {shape}, wave {wave}, width {width}; expected at least 1.")
+        if N > _MOST_COLUMNS:
+            raise InputError(f"{N} K/V blocks; a planner takes at most {_MOST_COLUMNS}.")
+        self.shape, self.wave, self.seed = (H, M, N), wave, seed
+        self.device = torch.device(device)
+        self.layout = layout or ListLayout()
+        width = width or N
+        self._table = torch.empty(H, M, dtype=torch.int32, device=self.device)
+        self._counts = torch.empty(H, M, dtype=torch.int32, device=self.device)
+        self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
+        self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
+        self._sweeps: dict[tuple[bool, ...], torch.Tensor] = {}
+        self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
+        self._solver_start: torch.Tensor | None = None
+
+    def __call__(
+        self, mask: torch.Tensor, policies: str | Sequence[str] = "lockstep"
+    ) -> DeviceSchedule:
+        """Plan a mask.
+
+        Args:
+            mask: bool ``[H, M, N]`` or ``[B, H, M, N]`` (heads of all sequences in turn).
+            policies: one for all heads, or one a head.
+
+        Returns:
+            The schedule, in this planner's buffers.
+
+        Raises:
+            InputError: a mask of another shape or on another device, an unusable policy.
+        """
+        kept = dense_mask(mask)
+        H, _, N = self.shape
+        if kept.shape != self.shape or kept.device != self._table.device:
+            raise InputError(
+                f"a mask {list(kept.shape)} on {kept.device}; this planner is for "
+                f"{list(self.shape)} on {self._table.device}."
+            )
+        recipes = recipes_per_head(policies, H)
+        visits = [recipe.visits for recipe in recipes]
+        counts = kept.sum(-1, dtype=torch.int32)
+        order = self._row_orders(kept, counts, recipes)
+        slots = torch.argsort(order, dim=-1)
+        self._table.copy_(order)
+        gathered = self.layout.rows == "gathered"
+        self._counts.copy_(counts.gather(-1, order) if gathered else counts)
+        sweeps = self._sweeps_of(visits)
+        odd = slots // self.wave % 2 == 1
+        backwards = odd & self._flag([v.sawtooth for v in visits])[:, None]
+        if any(v.phased for v in visits):
+            # The lists' own buffer holds the places first: they are as many.
+            write_places(kept, counts, sweeps, self._indices)
+            phased = self._flag([v.phased for v in visits])
+            skips = entry_skips(self._table, counts, self._indices, phased, self.wave, N)
+        else:
+            skips = torch.zeros_like(counts)
+        walk = Walk(sweeps, backwards, skips)
+        write_lists(kept, counts, walk, slots, self.layout, self._indices)
+        return DeviceSchedule(
+            self._table,
+            self._counts,
+            self._starts,
+            self._indices,
+            N,
+            self.layout,
+            tuple(recipe.name for recipe in recipes),
+        )
+
+    def _row_orders(
+        self, kept: torch.Tensor, counts: torch.Tensor, recipes: Sequence[Recipe]
+    ) -> torch.Tensor:
+        made: dict[tuple[str, bool], torch.Tensor] = {}
+        for name, inside_waves in dict.fromkeys((r.rows, r.inside_waves) for r in recipes):
+            if name == "nnz":
+                order = rows.by_nnz(counts)
+            elif name == "svd":
+                order = self._svd(kept, counts)
+            else:
+                order = rows.natural(counts)
+            if inside_waves:
+                order = rows.by_nnz_inside_waves(order, counts, self.wave)
+            made[name, inside_waves] = order
+        if len(made) == 1:
+            return next(iter(made.values()))
+        chosen = torch.empty_like(next(iter(made.values())), memory_format=torch.contiguous_format)
+        for key, order in made.items():
+            uses = self._flag([(r.rows, r.inside_waves) == key for r in recipes])
+            chosen = torch.where(uses[:, None], order, chosen)
+        return chosen
+
+    def _svd(self, kept: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        from wavealign.planning.spectra import RANK, svd_order
+
+        if self._solver_start is None:
+            rng = OrderContext(self.wave, self.seed, 0).rng(Draw.SOLVER)
+            start = rng.standard_normal((self.shape[2], RANK)).astype(np.float32)
+            self._solver_start = torch.from_numpy(start).to(self.device)
+        return svd_order(kept, counts, self._solver_start)
+
+    def _sweeps_of(self, visits: Sequence[VisitOrder]) -> torch.Tensor:
+        """int32 ``[H, N]``, drawn on the host once and kept on the device."""
+        key = tuple(v.shuffled for v in visits)
+        if key not in self._sweeps:
+            _, M, N = self.shape
+            empty = HeadMask(np.zeros(M + 1, np.int64), np.zeros(0, np.int32), M, N)
+            drawn = [
+                sweep_order(empty, v, OrderContext(self.wave, self.seed, h))
+                for h, v in enumerate(visits)
+            ]
+            self._sweeps[key] = torch.from_numpy(np.stack(drawn)).to(self.device)
+        return self._sweeps[key]
+
+    def _flag(self, values: Sequence[bool]) -> torch.Tensor:
+        """Bool ``[H]`` on the device, copied there once."""
+        key = tuple(values)
+        if key not in self._flags:
+            self._flags[key] = torch.tensor(key, dtype=torch.bool, device=self.device)
+        return self._flags[key]
