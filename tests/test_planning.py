@@ -78,7 +78,7 @@ def test_layouts_against_the_backends_lists(dense, wave, gathered, backwards, ra
     from wavealign.gpu.capabilities import Capabilities
     from wavealign.gpu.lists import as_executed, kernel_lists
 
-    H, M, N = dense.shape
+    _, M, N = dense.shape
     layout = ListLayout(
         "gathered" if gathered else "table", "backwards" if backwards else "forwards", ragged
     )

@@ -13,6 +13,7 @@ from wavealign.cli.calibrate import calibrate
 from wavealign.cli.curve import curve
 from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
+from wavealign.cli.guard import guard
 from wavealign.cli.lists import devices, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
@@ -26,5 +27,5 @@ def main() -> None:
     """Order the rows of block-sparse attention so that what runs together reads together."""
 
 
-for command in (sim, curve, order, validate, calibrate, mask, policies, devices, doctor):
+for command in (sim, curve, order, validate, calibrate, guard, mask, policies, devices, doctor):
     main.add_command(command)

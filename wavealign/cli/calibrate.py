@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--runs", required=True, multiple=True, metavar="FILE",
+    "--runs", multiple=True, metavar="FILE",
     help="Measured runs (JSON lines, or a folder with runs.jsonl), repeatable.",
 )  # fmt: skip
 @click.option(
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 @click.option("--device", required=True, help="Profile to start from, by name or path.")
 @click.option("--kernel", help="Kernel that ran; default: the device's first.")
 @click.option("--all", "use_all", is_flag=True, help="Fit on all masks, not on every other one.")
+@click.option(
+    "--guard", "for_guard", is_flag=True,
+    help="Fit the guard's constants instead; --simulate adds masks.",
+)  # fmt: skip
+@click.option(
+    "--simulate", multiple=True, metavar="FILE",
+    help="With --guard: simulate the candidates on this mask, repeatable.",
+)  # fmt: skip
 @click.option("--out", metavar="FILE", help="The profile to write (.toml).")
 @json_option
 def calibrate(
@@ -40,13 +48,16 @@ def calibrate(
     device: str,
     kernel: str | None,
     use_all: bool,
+    for_guard: bool,
+    simulate: tuple[str, ...],
     out: str | None,
     as_json: bool,
 ) -> None:
     """Fit a profile's free figures on half of the masks and print the error on the rest.
 
     Fitted: usable share of L2, spread of the SMs' speeds, exposed misses; cycles per block of
-    each tile, and the power budget.
+    each tile, and the power budget. With --guard: the constants of the guard's cost model, on
+    the runs and on simulations.
     """
     from wavealign._version import __version__
     from wavealign.npz import check_writable, whole_file
@@ -64,6 +75,15 @@ def calibrate(
         check_writable(out)
     if masks and len(masks) != len(runs):
         raise InputError(f"{len(runs)} --runs and {len(masks)} --masks; expected one for each.")
+    if for_guard:
+        from wavealign.cli.calibrate_guard import calibrate_guard
+
+        calibrate_guard(runs, masks, simulate, device, kernel, out, as_json)
+        return
+    if simulate:
+        raise InputError("--simulate goes with --guard.")
+    if not runs:
+        raise InputError("--runs is missing: measured runs to fit (JSON lines).")
     found = [
         recording
         for path, where in zip(runs, masks or [None] * len(runs), strict=True)

@@ -27,14 +27,18 @@ def _smaller(a, b):
 def list_schedule(
     length, starts, workers, total, wave, BLOCK_TICKS, START_TICKS, LANES: tl.constexpr
 ):
-    """Which worker takes each row, and when: one program for the launch.
+    """Which worker takes each row, and when: one program a launch of `total` rows.
 
-    length: int32 ``[total]`` by launch order; out: starts int64 (the tick at which the worker is
-    free) and workers int32 ``[total]``. A row goes to the worker that is free first, ties to the
-    lowest. With the workers sorted by (tick, number), the next rows go to them in that order for
-    as long as no row that has just been given out ends before the next worker is free; so a
-    whole batch is taken at once, usually most of a wave.
+    length: int32 ``[launches, total]`` by launch order; out: starts int64 (the tick at which the
+    worker is free) and workers int32 of the same shape. A row goes to the worker that is free
+    first, ties to the lowest. With the workers sorted by (tick, number), the next rows go to them
+    in that order for as long as no row that has just been given out ends before the next worker is
+    free; so a whole batch is taken at once, usually most of a wave.
     """
+    launch = tl.program_id(0).to(tl.int64) * total
+    length += launch
+    starts += launch
+    workers += launch
     lanes = tl.arange(0, LANES)
     far: tl.constexpr = 0x7FFFFFFFFFFFFFFF
     keys = tl.where(lanes < wave, lanes.to(tl.int64), far)  # tick * 1024 + worker
@@ -136,6 +140,18 @@ def enter_sweeps(
         offset = tl.where(mine, skip, offset)
 
 
+def launch_list_schedule(length, wave, block_ticks, start_ticks):
+    """Starts int64 and workers int32 of the rows of several launches, ``[launches, rows]``."""
+    starts = torch.empty_like(length, dtype=torch.int64)
+    workers = torch.empty_like(length, dtype=torch.int32)
+    lanes = triton.next_power_of_2(wave)
+    list_schedule[(length.shape[0],)](
+        length, starts, workers, length.shape[1], wave, block_ticks, start_ticks,
+        LANES=lanes, num_warps=max(1, min(8, lanes // 64)),
+    )  # fmt: skip
+    return starts, workers
+
+
 @functools.cache
 def _circle(columns: int, device: torch.device):
     angles = [2.0 * math.pi * place / columns for place in range(columns)]
@@ -157,15 +173,11 @@ def launch_phases(order, counts, places, phased, wave, columns, block_ticks, sta
             f"{MOST_WORKERS} and {_PROBES**2}."
         )
     H, M = order.shape
-    length = counts.gather(-1, order.long())
-    starts = torch.empty(H, M, dtype=torch.int64, device=order.device)
-    workers = torch.empty(H, M, dtype=torch.int32, device=order.device)
+    starts, workers = launch_list_schedule(
+        counts.gather(-1, order.long()).view(1, H * M), wave, block_ticks, start_ticks
+    )
     skips = torch.zeros(H, M, dtype=torch.int32, device=order.device)
     lanes = triton.next_power_of_2(wave)
-    list_schedule[(1,)](
-        length, starts, workers, H * M, wave, block_ticks, start_ticks,
-        LANES=lanes, num_warps=max(1, min(8, lanes // 64)),
-    )  # fmt: skip
     cosines, sines = _circle(columns, order.device)
     enter_sweeps[(H,)](
         order, counts, places, phased.view(torch.uint8), starts, workers, cosines, sines, skips,

@@ -168,6 +168,10 @@ class Planner:
             tuple(recipe.name for recipe in recipes),
         )
 
+    def sweeps(self, policies: str | Sequence[str]) -> torch.Tensor:
+        """Int32 ``[H, N]``: each head's sweep under these policies, place → K/V block."""
+        return self._sweeps_of([r.visits for r in recipes_per_head(policies, self.shape[0])])
+
     def _row_orders(
         self, kept: torch.Tensor, counts: torch.Tensor, recipes: Sequence[Recipe]
     ) -> torch.Tensor:

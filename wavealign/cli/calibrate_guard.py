@@ -1,0 +1,68 @@
+"""`wavealign calibrate --guard`: fit the guard's constants to runs and simulations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from wavealign.errors import InputError
+
+
+def calibrate_guard(
+    runs: tuple[str, ...],
+    masks: tuple[str, ...],
+    simulate: tuple[str, ...],
+    device: str,
+    kernel: str | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Fit, print the errors on what was fitted, write the profile."""
+    from wavealign._version import __version__
+    from wavealign.guard.calibrate import fit_errors, fit_guard, measured_cases, simulated_cases
+    from wavealign.guard.model import CostModel
+    from wavealign.guard.profile import guard_profile_names, load_guard_profile
+    from wavealign.masks import load_mask
+    from wavealign.npz import whole_file
+    from wavealign.sim.devices import load_device
+    from wavealign.sim.recordings import load_recordings
+
+    profile = load_device(device)
+    entry = profile.kernel(kernel)
+    start = load_guard_profile(profile.name if profile.name in guard_profile_names() else "h200")
+    if start.device != profile.name:  # planning times of another card are no measurement here
+        start = dataclasses.replace(start, plan_source=f"as on {start.device}: an estimate")
+    start = dataclasses.replace(start, device=profile.name, kernel=entry.name)
+    model = CostModel.make(profile, entry.name, profile=start)
+    found = []
+    for path, where in zip(runs, masks or [None] * len(runs), strict=True):
+        found += measured_cases(list(load_recordings(path, where, entry.name)))
+    for path in simulate:
+        click.echo(f"simulating {path}", err=True)
+        found += simulated_cases(load_mask(path).mask, model)
+    if not found:
+        raise InputError("nothing to fit: give measured runs (--runs) or masks (--simulate).")
+    names = ", ".join(Path(path).name for path in (*runs, *simulate))
+    counts = [sum(case.source == s for case in found) for s in ("measured", "simulated")]
+    note = f"{counts[0]} measured and {counts[1]} simulated runs ({names}), wavealign {__version__}"
+    fitted = fit_guard(found, model, note, lambda line: click.echo(line, err=True))
+    for source in ("measured", "simulated"):
+        part = [case for case in found if case.source == source]
+        if not part:
+            continue
+        errors = fit_errors(part, fitted)
+        if as_json:
+            row = {"schema": "wavealign.guard.calibration/1", "source": source}
+            click.echo(json.dumps({**row, **dataclasses.asdict(errors)}))
+        else:
+            click.echo(
+                f"{source}: {errors.cases} runs, hit ratio {errors.hit_points:.2f} points, speedup "
+                f"{errors.speedup_percent:.2f} % (mean absolute errors)"
+            )
+    if out is not None:
+        with whole_file(out) as stream:
+            stream.write(fitted.profile.to_toml().encode())
+        click.echo(f"{out}: guard profile '{fitted.profile.device}'", err=as_json)

@@ -1,0 +1,89 @@
+"""The guard's statistics of a mask on a GPU; the host waits once, for ten numbers a head."""
+
+from __future__ import annotations
+
+import torch
+
+from wavealign.guard.statistics import (
+    SNAPSHOTS,
+    WINDOW_WAVES,
+    HeadStatistics,
+    mask_statistics,
+)
+from wavealign.masks.block_mask import BlockMask
+from wavealign.order.visits import BLOCK_TICKS, START_TICKS
+from wavealign.planning import rows
+from wavealign.planning.masks import dense_mask
+
+
+def device_statistics(
+    mask: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor, seed: int = 0
+) -> list[HeadStatistics]:
+    """What `mask_statistics` says, from a mask on a device.
+
+    Args:
+        mask: bool ``[H, M, N]`` or ``[B, H, M, N]``.
+        wave: rows in flight, W.
+        capacity_blocks: K/V blocks that L2 holds.
+        sweeps: int32 ``[H, N]``, the shuffled sweeps (`Planner.sweeps`).
+        seed: that they were drawn with.
+
+    Returns:
+        One entry a head; the neighbours' overlap, which no decision rests on, isn't taken.
+    """
+    kept = dense_mask(mask)
+    if not kept.is_cuda:
+        return mask_statistics(
+            BlockMask.from_dense(kept.cpu().numpy()), wave, capacity_blocks, seed
+        )
+    return _on_gpu(kept, wave, capacity_blocks, sweeps)
+
+
+def _on_gpu(
+    kept: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor
+) -> list[HeadStatistics]:
+    from wavealign.guard._snapshot_kernels import launch_snapshots
+    from wavealign.planning._phase_kernels import launch_list_schedule
+
+    H, M, N = kept.shape
+    counts = kept.sum(-1, dtype=torch.int32)
+    natural = rows.natural(counts).int().contiguous()
+    by_nnz = rows.by_nnz(counts)
+    launches = torch.stack([counts.view(-1), counts.gather(-1, by_nnz).view(-1)])
+    starts, _ = launch_list_schedule(launches, wave, BLOCK_TICKS, START_TICKS)
+    ticks = START_TICKS + BLOCK_TICKS * launches
+    tails = (starts + ticks).amax(-1).double() / (ticks.sum(-1).double() / wave)
+    identity = torch.arange(N, dtype=torch.int32, device=kept.device).expand(H, N).contiguous()
+    capacity = max(1, int(capacity_blocks / max(1.0, wave / M)))
+    figures = [counts.sum(-1), kept.any(1).sum(-1)]
+    for order, order_sweeps, order_starts, sawtooth in (
+        (natural, identity, starts[0], False),
+        (by_nnz.int(), sweeps, starts[1], True),
+    ):
+        found = launch_snapshots(
+            kept, order, counts, order_sweeps, order_starts.view(H, M), wave, WINDOW_WAVES * wave,
+            SNAPSHOTS, capacity, BLOCK_TICKS, START_TICKS, sawtooth,
+        )  # fmt: skip
+        figures += [found[:, 0], found[:, 1]]
+    length = counts.double()
+    spread = length.std(-1, correction=0) / length.mean(-1).clamp_min(1e-300)
+    table = torch.stack(
+        [*(f.double() for f in figures), spread, *(t.expand(H) for t in tails)], dim=1
+    )
+    return [
+        HeadStatistics(
+            rows=M,
+            columns=N,
+            nnz=int(nnz),
+            spread=spread_,
+            overlap=None,
+            working_set_blocks=int(touched),
+            hit_original=1.0 - missed / asked if asked else 1.0,
+            hit_sawtooth=1.0 - missed_saw / asked_saw if asked_saw else 1.0,
+            tail_original=tail,
+            tail_nnz=tail_nnz,
+        )
+        for nnz, touched, asked, missed, asked_saw, missed_saw, spread_, tail, tail_nnz in (
+            table.tolist()
+        )
+    ]
