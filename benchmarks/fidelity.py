@@ -19,6 +19,7 @@ import numpy as np
 
 from wavealign.results import RunResult
 from wavealign.sim.calibrate import replay, replay_errors
+from wavealign.sim.ranking import rank
 from wavealign.sim.recordings import Recording, load_recordings
 from wavealign.sim.setup import Setup
 
@@ -106,19 +107,13 @@ def _speedup_errors(found: list[Recording], results: list[RunResult]) -> Iterato
 
 def _ranking(found: list[Recording], results: list[RunResult]) -> None:
     """Does the simulator choose well? Pairs whose measured times differ by more than 1 %."""
-    agree, disagree, regrets = 0, 0, []
-    for members in _groups(found).values():
-        if len(members) < 2:
-            continue
-        measured = [found[i].measured.time_ms for i in members]
-        simulated = [results[i].time_ms for i in members]
-        chosen = int(np.argmin(simulated))
-        regrets.append(100 * (measured[chosen] / min(measured) - 1))
-        for a in range(len(members)):
-            for b in range(a):
-                if abs(measured[a] / measured[b] - 1) > 0.01:
-                    same = (measured[a] - measured[b]) * (simulated[a] - simulated[b]) > 0
-                    agree, disagree = agree + same, disagree + (not same)
+    rankings = [
+        rank([results[i].time_ms for i in members], [found[i].measured.time_ms for i in members])
+        for members in _groups(found).values()
+        if len(members) > 1
+    ]
+    agree, disagree = sum(r.agree for r in rankings), sum(r.disagree for r in rankings)
+    regrets = [100 * r.regret_frac for r in rankings]
     print(
         f"  ranking: Kendall tau {(agree - disagree) / max(1, agree + disagree):.3f} over "
         f"{agree + disagree} pairs that differ by more than 1 %; the chosen order is slower than "

@@ -273,3 +273,18 @@ def partitioned(
         sequence += 1
     lookups = [own_hits, crossings, crossing_hits]
     return reads, last_reads, lookups, ends, end_times, stretched
+
+
+def nnz_dealt(lengths, wave, span=0.08):
+    """Longest first; groups of whole waves that span a share of their NNZ, dealt like cards."""
+    remaining = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    order = []
+    while remaining:
+        longest = lengths[remaining[0]]
+        alike = [row for row in remaining if lengths[row] > (1 - span) * longest]
+        count = wave * max(1, -(-len(alike) // wave))
+        group, remaining = remaining[:count], remaining[count:]
+        hands = -(-len(group) // wave)
+        for hand in range(hands):
+            order += group[hand::hands]
+    return order

@@ -88,6 +88,22 @@ def test_nnz_inside_waves_sorts_each_wave_and_moves_no_row_out(dense, wave):
         assert (np.diff(head.row_nnz[after]) <= 0).all()
 
 
+@given(dense_masks(max_heads=1, max_rows=40, max_columns=40), st.integers(1, 9))
+def test_nnz_dealt_against_the_oracle(dense, wave):
+    mask = BlockMask.from_dense(dense)
+    lengths = [len(row) for row in row_lists(mask)[0]]
+    order = build_schedule(mask, "nnz-dealt", wave).row_order[0]
+    assert order.tolist() == oracles.nnz_dealt(lengths, wave)
+
+
+def test_nnz_dealt_by_hand():
+    """Rows of 100 to 95 blocks make one group, dealt to two waves; 50 and 49 another."""
+    lengths = [95, 50, 97, 99, 49, 100]
+    dense = np.arange(100) < np.array(lengths)[:, None]
+    order = build_schedule(BlockMask.from_dense(dense), "nnz-dealt", 2).row_order[0]
+    assert order.tolist() == [5, 2, 3, 0, 1, 4]
+
+
 @settings(deadline=None)
 @given(dense_masks(max_heads=1), st.integers(1, 6))
 def test_greedy_against_the_oracle(dense, wave):
@@ -186,7 +202,11 @@ def test_nnz_bucket_svd_moves_rows_only_inside_buckets():
 
 def test_aliases():
     mask = random_mask()
-    for alias, meaning in (("lockstep", "nnz/shuffled+phased"), ("nnz-wave", "original+nnz")):
+    for alias, meaning in (
+        ("lockstep", "nnz/shuffled+phased"),
+        ("nnz-wave", "original+nnz"),
+        ("resync", "nnz-dealt/shuffled+phased"),
+    ):
         a, b = (build_schedule(mask, name, 7) for name in (alias, meaning))
         assert np.array_equal(a.row_order, b.row_order)
         assert np.array_equal(a.indices, b.indices)

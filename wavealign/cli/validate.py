@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,9 @@ from wavealign.errors import InputError, MissingCapabilityError
 
 if TYPE_CHECKING:
     from wavealign.gpu.backend import Backend
+    from wavealign.gpu.counters import Counters
     from wavealign.gpu.measure import Case
+    from wavealign.gpu.telemetry import Telemetry
     from wavealign.masks import LoadedMask
     from wavealign.order import Schedule
     from wavealign.report.validation import Pair
@@ -57,6 +59,8 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep")
     "--cache-control", type=click.Choice(["all", "none"]), default="all", show_default=True,
     help="L2 before a counted launch: flushed (as simulated), or as it is.",
 )  # fmt: skip
+@click.option("--predict/--no-predict", default=True, show_default=True,
+              help="Simulate each schedule beside its measurement.")  # fmt: skip
 @click.option("--limit/--no-limit", default=True, show_default=True,
               help="Measure the compute limit too.")  # fmt: skip
 @click.option("--dense/--no-dense", default=True, show_default=True,
@@ -116,11 +120,12 @@ def validate(
         telemetry = stack.enter_context(Telemetry())
         writer = stack.enter_context(ResultWriter(out)) if out else None
         runs = _Runs(options, telemetry.read().name, quiet)
-        plan = [(b, case) for b in backends for m in masks for case in runs.cases(b, *m)]
+        # Everything is planned, and may be refused, before anything runs.
+        plan = [(b, [c for loaded in masks for c in runs.cases(b, *loaded)]) for b in backends]
         try:
-            for backend, case in plan:
+            for backend, case, counters in runs.counted(plan):
                 pairs = []
-                for measured, predicted in runs.run(backend, case, telemetry):
+                for measured, predicted in runs.run(backend, case, counters, telemetry):
                     rows.append(measured)
                     pairs.append((measured, predicted))
                     if writer is not None:
@@ -174,7 +179,6 @@ class _Runs:
             check=options["check"],
             limit=options["limit"],
             dense=options["dense"],
-            counters=options["counters"],
             cache_control=options["cache_control"],
             seed=options["seed"],
         )
@@ -230,7 +234,28 @@ class _Runs:
             raise InputError("a policy or schedule is named twice.")
         return schedules, files
 
-    def run(self, backend: Backend, case: Case, telemetry: Any) -> Iterator[Pair]:
+    def counted(
+        self, plan: Sequence[tuple[Backend, list[Case]]]
+    ) -> Iterator[tuple[Backend, Case, dict[str, Counters] | None]]:
+        """The cases in turn, with their counters if they are wanted: a child process a backend."""
+        from wavealign.gpu.measure import count_cases
+
+        for backend, cases in plan:
+            if not self._given["counters"]:
+                yield from ((backend, case, None) for case in cases)
+                continue
+            if not self._quiet:
+                click.echo(f"{backend.name}: reading counters, {len(cases)} launches", err=True)
+            counters = count_cases(backend, cases, self._options)
+            yield from zip([backend] * len(cases), cases, counters, strict=True)
+
+    def run(
+        self,
+        backend: Backend,
+        case: Case,
+        counters: dict[str, Counters] | None,
+        telemetry: Telemetry,
+    ) -> Iterator[Pair]:
         """Measured rows, each with its prediction."""
         from wavealign.gpu.lists import as_executed
         from wavealign.gpu.measure import measure
@@ -240,9 +265,10 @@ class _Runs:
             s.policy: as_executed(s, case.problem.mask, backend.capabilities)
             for s in case.schedules
         }
-        steps = len(case.schedules) * (len(self._options.regimes) + self._options.check) + 3
+        steps = len(case.schedules) * (len(self._options.regimes) + self._options.check)
+        steps += self._options.check + self._options.dense
         with Progress(steps, f"{backend.name}, {case.mask_name}", self._quiet) as progress:
-            rows = measure(backend, case, self._options, telemetry, progress.advance)
+            rows = measure(backend, case, self._options, telemetry, counters, progress.advance)
             for row in rows:
                 yield row, self._predict(backend, case, executed[row.policy], row)
         if self._given["trace"]:
@@ -256,7 +282,9 @@ class _Runs:
 
         profile, problem = self._profile, case.problem
         unmodelled = problem.batch > 1 or problem.heads_per_kv_head > 1
-        if profile is None or backend.name not in profile.kernels or unmodelled:
+        if not self._given["predict"] or unmodelled:
+            return None
+        if profile is None or backend.name not in profile.kernels:
             return None
         setup = Setup.make(
             profile,

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
 from wavealign._version import __version__
-from wavealign.errors import MissingCapabilityError
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.capabilities import Problem
 from wavealign.gpu.correctness import check_launch, check_poke
-from wavealign.gpu.counted import CONTROL_BYTES, write_job
-from wavealign.gpu.counters import Counters, check_control
+from wavealign.gpu.counted import count_launches
+from wavealign.gpu.counters import Counters
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.launch import Launch
 from wavealign.gpu.lists import resident
-from wavealign.gpu.ncu import collect
 from wavealign.gpu.reference import reference_attention
 from wavealign.gpu.telemetry import Telemetry
 from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
@@ -32,7 +28,6 @@ from wavealign.results import RunResult
 Regime = Literal["single", "steady"]
 
 _RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
-_COUNTERS_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,6 @@ class Options:
         check: compare each launch with the float32 reference, and poke it.
         limit: also the compute limit of each schedule.
         dense: also the backend's dense attention.
-        counters: also the hardware counters, in a child process.
         cache_control: the profiler's: ``"all"`` flushes L2 first, as the simulator assumes.
         seed: of Q, K and V.
     """
@@ -58,7 +52,6 @@ class Options:
     check: bool = True
     limit: bool = True
     dense: bool = True
-    counters: bool = False
     cache_control: str = "all"
     seed: int = 0
 
@@ -103,20 +96,31 @@ def measure(
     case: Case,
     options: Options,
     telemetry: Telemetry,
+    counters: Mapping[str, Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[RunResult]:
     """Measured rows, one a schedule and regime, as they are known.
 
+    Args:
+        backend: what runs.
+        case: what is run.
+        options: what is measured.
+        telemetry: of the GPU that runs.
+        counters: by policy, from `count_cases`, where they were read.
+        progress: called with a word on each step.
+
     Raises:
         InputError: the backend can't compute this problem.
         WrongResultError: a launch computed something else.
-        MissingCapabilityError: counters were asked for and can't be read.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     backend.check(case.problem, torch.cuda.get_device_capability(device))
     inputs = Inputs.random(case.problem, device, options.seed)
     launches = {s.policy: Launch(backend, case.problem, s, inputs) for s in case.schedules}
-    facts = {policy: _Facts(launch.executed) for policy, launch in launches.items()}
+    facts = {
+        policy: _Facts(launch.executed, counters=(counters or {}).get(policy))
+        for policy, launch in launches.items()
+    }
     if options.check:
         reference = reference_attention(case.problem, inputs)
         progress("reference")
@@ -132,9 +136,6 @@ def measure(
         if launch.moves_rows:
             facts[policy].gather_ms = time_call(launch.gather)
             facts[policy].scatter_ms = time_call(launch.scatter)
-    if options.counters:
-        _count(backend, case, options, facts)
-        progress("counters")
     limits: dict[str, Launch] = {}
     if options.limit:
         block_bytes = 2 * case.problem.mask.block_kv * case.problem.head_dim * inputs.k.itemsize
@@ -173,22 +174,20 @@ def _discard(_: object) -> None:
     pass
 
 
-def _count(backend: Backend, case: Case, options: Options, facts: dict[str, _Facts]) -> None:
-    """Read the counters of every schedule in one child, after a control that must come out."""
-    with tempfile.TemporaryDirectory(prefix="wavealign-") as folder:
-        command = write_job(Path(folder), backend.name, case.problem, case.schedules, options.seed)
-        control, *counted = collect(
-            command,
-            expected=1 + len(case.schedules) * backend.kernels_per_launch,
-            cache_control=options.cache_control,
-            timeout_s=_COUNTERS_TIMEOUT_S,
-        )
-    if problem := check_control(control, CONTROL_BYTES):
-        raise MissingCapabilityError(f"the counters of this GPU can't be trusted: {problem}")
-    kernels = backend.kernels_per_launch
-    for i, schedule in enumerate(case.schedules):
-        of_launch = counted[i * kernels : (i + 1) * kernels]
-        facts[schedule.policy].counters = max(of_launch, key=lambda c: c.time_ms or 0.0)
+def count_cases(
+    backend: Backend, cases: Sequence[Case], options: Options
+) -> list[dict[str, Counters]]:
+    """Counters of several cases from one child process: per case, policy → counters.
+
+    Raises:
+        MissingCapabilityError: counters can't be read, or can't be trusted.
+    """
+    work = [(case.problem, case.schedules) for case in cases]
+    counted = count_launches(backend, work, options.seed, options.cache_control)
+    return [
+        dict(zip((s.policy for s in case.schedules), launches, strict=True))
+        for case, launches in zip(cases, counted, strict=True)
+    ]
 
 
 class _Rows:

@@ -102,6 +102,16 @@ _ROWS: dict[str, tuple[RowOrder, Entry]] = {
             ),
         ),
         (
+            rows.nnz_dealt,
+            Entry(
+                "nnz-dealt",
+                "rows",
+                "NNZ descending, rows dealt out so that every wave spans 8 % of NNZ",
+                "M log M",
+                "WaveAlign project, docs/policies.md",
+            ),
+        ),
+        (
             _lazy("nnz_bucket_svd"),
             Entry(
                 "nnz-bucket+svd",
@@ -173,7 +183,8 @@ _SUFFIX = Entry(
 
 _ALIASES = {
     "nnz-wave": ("original+nnz", "stage 2 of the paper alone"),
-    "lockstep": ("nnz/shuffled+phased", "the best measured on natural video so far"),
+    "lockstep": ("nnz/shuffled+phased", "rows in flight at the same place of one sweep"),
+    "resync": ("nnz-dealt/shuffled+phased", "lockstep that SMs of unequal speed can't undo"),
 }
 
 DEFAULT_POLICIES = (
@@ -186,6 +197,7 @@ DEFAULT_POLICIES = (
     "greedy+nnz",
     "nnz",
     "lockstep",
+    "resync",
 )
 """What `wavealign sim` compares when no policy is named."""
 

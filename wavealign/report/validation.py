@@ -49,7 +49,7 @@ def verdict_line(pairs: Sequence[Pair]) -> str:
     """Whether the prediction picks the right policy, in a sentence."""
     both = [(p.time_ms, m.time_ms, m.policy) for m, p in pairs if p is not None]
     if not both:
-        return "No prediction: no profile has this device and kernel."
+        return "No prediction."
     predicted = [p for p, _, _ in both if p is not None]
     measured = [m for _, m, _ in both if m is not None]
     if len(both) < 2 or len(predicted) < len(both) or len(measured) < len(both):

@@ -266,7 +266,12 @@ def _kernel(name: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> 
 
 
 def _power(table: Mapping[str, Any], sources: Mapping[str, str]) -> PowerProfile:
-    lowest = {"reference_ghz": 0.1, "flop_clock_exponent": 1.0, "steady_clock_frac": 0.1}
+    lowest = {
+        "reference_ghz": 0.1,
+        "flop_clock_exponent": 1.0,
+        "steady_clock_frac": 0.1,
+        "settle_ms": 0.1,
+    }
     return PowerProfile(
         **{
             field.name: _figure(table, field.name, sources, "power.", lowest.get(field.name, 0.0))

@@ -6,7 +6,12 @@ A card at its power cap trades clock for watts. What a launch draws at clock f i
 
 with F multiplications and additions, R bytes from HBM and L bytes through L2 *per cycle*. The
 energy of a FLOP goes with the square of the voltage, which rises with the clock, the faster the
-nearer the maximum. The clock is the largest f with P(f) ≤ cap, or the device's maximum.
+nearer the maximum. The clock that a launch starts with, f1, is the largest f with P(f) ≤ cap, or
+the device's maximum. Where the cap binds, the clock then sinks towards that of the steady state,
+s·f1, with the controller's time constant τ; over a launch of time T it averages
+
+    f(T) = f1 · [ s + (1 - s) · (1 - exp(-T/τ)) · τ/T ]
+
 docs/fidelity.md says what was measured.
 """
 
@@ -32,8 +37,9 @@ class PowerProfile:
         l2_pj_per_byte: picojoules per byte through L2 (own lookups and crossings).
         reference_ghz: the clock that `flop_pj` holds for.
         flop_clock_exponent: x, how the energy of a FLOP grows with the clock.
-        steady_clock_frac: clock of the steady state (launches back to back for seconds, card
-            hot, controller settled) / clock of a single launch, where the cap binds.
+        steady_clock_frac: s, clock of the steady state (launches back to back for seconds, card
+            hot, controller settled) / clock that a launch starts with, where the cap binds.
+        settle_ms: τ, with which the one becomes the other.
     """
 
     cap_w: float
@@ -44,6 +50,13 @@ class PowerProfile:
     reference_ghz: float
     flop_clock_exponent: float
     steady_clock_frac: float
+    settle_ms: float
+
+    def mean_clock_frac(self, time_ms: float) -> float:
+        """Mean clock of a single launch under the cap / the clock that it starts with."""
+        share = time_ms / self.settle_ms
+        settled = 1.0 if share == 0 else -math.expm1(-share) / share
+        return self.steady_clock_frac + (1.0 - self.steady_clock_frac) * settled
 
     def watts(self, clock_ghz: float, work: Work) -> float:
         """P(f) of a launch, in W."""
@@ -111,7 +124,19 @@ def clock_and_energy(
         )
         bound = True
     watts = power.cap_w if bound else power.watts(clock_ghz, work)
-    if bound and regime == "steady":
-        clock_ghz *= power.steady_clock_frac
     time_ms = work.cycles / clock_ghz * 1e-6
-    return Timing(time_ms, clock_ghz, watts * time_ms * 1e-3, bound)
+    if bound and regime == "steady":
+        time_ms /= power.steady_clock_frac
+    elif bound:
+        time_ms = _single_ms(power, time_ms)
+    return Timing(time_ms, work.cycles / time_ms * 1e-6, watts * time_ms * 1e-3, bound)
+
+
+def _single_ms(power: PowerProfile, start_ms: float) -> float:
+    """Time of a single launch that would take `start_ms` at the clock that it starts with."""
+    from scipy.optimize import brentq
+
+    longest_ms = start_ms / power.steady_clock_frac
+    return float(
+        brentq(lambda t: t * power.mean_clock_frac(t) - start_ms, start_ms, longest_ms, xtol=1e-9)
+    )

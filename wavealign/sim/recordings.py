@@ -2,8 +2,8 @@
 
 A recording is a JSON lines file of runs and masks beside it. Two kinds of lines are read:
 
-- rows of `wavealign.run/1` with source "measured": the schedule is rebuilt from the policy's name,
-  the seed and the wave;
+- rows of `wavealign.run/1` with source "measured" (`wavealign validate --out`): the schedule is
+  rebuilt from the policy's name, the seed and the wave; rows of schedule files are passed over;
 - lines with the orders recorded in the mask file (data/README.md): ``order/O`` (slot → query
   block), ``scramble`` or ``shuffle`` (position in the sweep → K/V block), ``start_column/O`` and
   ``start_position/O`` (where each row begins).
@@ -12,8 +12,9 @@ A recording is a JSON lines file of runs and masks beside it. Two kinds of lines
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from wavealign.npz import NpzFile
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule, slot_of_row
 from wavealign.results import RUN_SCHEMA
+from wavealign.units import parse_heads
 
 _WAVE = 132  # rows in flight of every recorded order: one CTA per SM of an H100 or H200
 _NAMES = {"identity": "original", "lpt": "nnz", "s2": "nnz-wave", "s1s2": "svd+nnz"}
+_Loader = Callable[..., BlockMask]
+_Builder = Callable[..., Schedule]
+
 _VISITS = {"scramble": "shuffled", "saw": "sawtooth", "phase": "phased"}
 
 
@@ -95,18 +100,29 @@ def load_recordings(
     path = Path(runs)
     source = path / "runs.jsonl" if path.is_dir() else path
     folder = Path(masks) if masks is not None else source.parent
-    for number, run in _lines(source):
+    lines = list(_lines(source))
+    steady = {_launch_key(r): r["time_ms"] for _, r in lines if r.get("regime") == "steady"}
+    # The same masks and schedules come again and again, and `svd` takes a while.
+    load, build = lru_cache(maxsize=None)(_mask), lru_cache(maxsize=None)(build_schedule)
+    for number, run in lines:
         if kernel is not None and run.get("kernel") != kernel:
             continue
-        if not run.get("order_recorded", True):
+        if not run.get("order_recorded", True) or run.get("schedule_file"):
             continue
+        if run.get("regime") == "steady":
+            continue  # it belongs to the single launch of the same schedule
         try:
-            yield _recording(run, folder)
+            yield _recording(run, folder, steady.get(_launch_key(run)), load, build)
         except KeyError as problem:
             raise InputError(
                 f"{source}: line {number} has no {problem}; expected a measured run "
                 f"('{RUN_SCHEMA}', or with recorded orders: data/README.md)."
             ) from problem
+
+
+def _launch_key(run: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells launches apart, in rows of `wavealign.run/1`."""
+    return tuple(run.get(name) for name in ("mask_digest", "policy", "kernel", "device", "wave"))
 
 
 def _lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -126,15 +142,17 @@ def _lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, run
 
 
-def _recording(run: dict[str, Any], folder: Path) -> Recording:
+def _recording(
+    run: dict[str, Any], folder: Path, steady_ms: float | None, load: _Loader, build: _Builder
+) -> Recording:
     path, key = _mask_file(folder, run["mask"])
+    head = run.get("head_index", run.get("head"))
     with NpzFile(path) as whole, NpzFile(path, key) as own:
-        mask = load_mask(path, None if "block_size" in own else _block(run["mask"]), key).mask
-        head = run.get("head_index", run.get("head"))
-        if head is not None:
-            mask = mask.select_heads([head])
+        block = None if "block_size" in own else _block(run["mask"])
+        heads = run["heads"] if "schema" in run else head
+        mask = load(path, block, key, heads)
         if "schema" in run:
-            return _from_result(run, mask, head)
+            return _from_result(run, mask, steady_ms, build)
         rows = run.get("order") or run["rows"]
         row_order = _row_order(own, rows, mask)
         lists = _visit_lists(own, whole, run, rows, mask, row_order)
@@ -156,17 +174,26 @@ def _recording(run: dict[str, Any], folder: Path) -> Recording:
     )
 
 
-def _from_result(run: dict[str, Any], mask: BlockMask, head: int | None) -> Recording:
+def _from_result(
+    run: dict[str, Any], mask: BlockMask, steady_ms: float | None, build: _Builder
+) -> Recording:
     if run["schema"] != RUN_SCHEMA or run["source"] != "measured":
         raise InputError(
             f"a run has schema '{run['schema']}' and source '{run['source']}'; expected "
             f"'{RUN_SCHEMA}' and 'measured'."
         )
-    schedule = build_schedule(mask, run["policy"], run["wave"], run["seed"])
-    steady = run["regime"] == "steady"
+    if run["mask_digest"] != mask.digest:
+        raise InputError(
+            f"mask '{run['mask']}', heads {run['heads']}, isn't the one that ran: digest "
+            f"{mask.digest}, the run has {run['mask_digest']}."
+        )
+    schedule = build(mask, run["policy"], run["wave"], run["seed"])
+    if run.get("ragged_kv_first"):
+        schedule = schedule.ragged_kv_first(mask)
+    head = run["head"]
     return Recording(
         run["mask"] + ("" if head is None else f"[{head}]"),
-        f"{run['device']} {run['regime']}",
+        run["device"],
         run["kernel"],
         mask,
         schedule,
@@ -175,10 +202,21 @@ def _from_result(run: dict[str, Any], mask: BlockMask, head: int | None) -> Reco
             run["l2_hit_frac"],
             run["lts_sector_hit_frac"],
             run["hbm_read_bytes"],
-            run["time_ms"] if steady else None,
-            None,
+            steady_ms,
+            run.get("tensor_active_frac"),
         ),
     )
+
+
+def _mask(
+    path: Path, block: tuple[int, int] | None, key: str | None, heads: str | int | None
+) -> BlockMask:
+    """The mask of a file, reduced to the heads that ran."""
+    mask = load_mask(path, block, key).mask
+    if heads is None:
+        return mask
+    chosen = [heads] if isinstance(heads, int) else parse_heads(heads, mask.H)
+    return mask if chosen == list(range(mask.H)) else mask.select_heads(chosen)
 
 
 def _mask_file(folder: Path, name: str) -> tuple[Path, str | None]:
