@@ -33,8 +33,8 @@ def test_the_wheel_holds_one_package_and_its_data(wheel):
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"wavealign"}
     assert "wavealign/py.typed" in names
-    shipped = {p.name for p in (ROOT / "wavealign/sim/profiles").glob("*.toml")}
-    assert {n.rpartition("/")[2] for n in names if n.endswith(".toml")} == shipped
+    shipped = {p.relative_to(ROOT).as_posix() for p in (ROOT / "wavealign").rglob("*.toml")}
+    assert {n for n in names if n.endswith(".toml")} == shipped
     sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "wavealign").rglob("*.py")}
     assert sources <= set(names)
 
@@ -96,7 +96,12 @@ def test_nothing_heavy_is_imported_early(code, forbidden):
 
 
 def test_public_names():
-    python("import wavealign\nfor name in wavealign.__all__: getattr(wavealign, name)")
+    python(
+        "import wavealign\n"
+        "for name in wavealign.__all__:\n"
+        "    try: getattr(wavealign, name)\n"
+        "    except wavealign.MissingCapabilityError as e: assert 'wavealign[gpu]' in str(e)"
+    )
     code = "import wavealign\ntry: wavealign.nothing\nexcept AttributeError as e: print(e)"
     assert python(code) == "module 'wavealign' has no attribute 'nothing'"
 

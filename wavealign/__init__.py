@@ -12,39 +12,53 @@ from typing import TYPE_CHECKING, Any
 from wavealign._version import __version__
 
 if TYPE_CHECKING:
+    from wavealign.attention import Attention, Plan, Reuse, attend, plan
     from wavealign.errors import InputError, MissingCapabilityError, WaveAlignError
+    from wavealign.guard import Guard
     from wavealign.masks import BlockMask, load_mask, mask_stats, save_mask
     from wavealign.order import Schedule, build_schedule
     from wavealign.results import RunResult
     from wavealign.sim import load_device, simulate
 
 _HOMES = {
+    "Attention": "wavealign.attention",
     "BlockMask": "wavealign.masks",
+    "Guard": "wavealign.guard",
     "InputError": "wavealign.errors",
     "MissingCapabilityError": "wavealign.errors",
+    "Plan": "wavealign.attention",
+    "Reuse": "wavealign.attention",
     "RunResult": "wavealign.results",
     "Schedule": "wavealign.order",
     "WaveAlignError": "wavealign.errors",
+    "attend": "wavealign.attention",
     "build_schedule": "wavealign.order",
     "load_device": "wavealign.sim",
     "load_mask": "wavealign.masks",
     "mask_stats": "wavealign.masks",
+    "plan": "wavealign.attention",
     "save_mask": "wavealign.masks",
     "simulate": "wavealign.sim",
 }
 
 __all__ = [
+    "Attention",
     "BlockMask",
+    "Guard",
     "InputError",
     "MissingCapabilityError",
+    "Plan",
+    "Reuse",
     "RunResult",
     "Schedule",
     "WaveAlignError",
     "__version__",
+    "attend",
     "build_schedule",
     "load_device",
     "load_mask",
     "mask_stats",
+    "plan",
     "save_mask",
     "simulate",
 ]
@@ -53,6 +67,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'wavealign' has no attribute '{name}'")
+    if _HOMES[name] == "wavealign.attention":
+        from wavealign._extras import require
+
+        require("torch", "gpu", f"wavealign.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

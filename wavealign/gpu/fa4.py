@@ -51,20 +51,43 @@ class FlashAttention4(Backend):
         v: torch.Tensor,
     ) -> BoundKernel:
         """See `Backend.bind`."""
+        mask = problem.mask
+        return self.bind_arrays(
+            (mask.block_q, mask.block_kv),
+            Inputs(q, k, v),
+            on_device(lists.counts, q.device),
+            on_device(lists.padded(), q.device),
+        )
+
+    def bind_arrays(
+        self,
+        block: tuple[int, int],
+        inputs: Inputs,
+        counts: torch.Tensor,
+        indices: torch.Tensor,
+    ) -> BoundKernel:
+        """The kernel over lists that lie on the device already.
+
+        Args:
+            block: tokens of a query and of a K/V block.
+            inputs: Q in launch order, K and V.
+            counts: int32 ``[H, M]``, by slot.
+            indices: int32 ``[H, M, width]``, walked from each list's end.
+        """
         from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-        mask = problem.mask
-        counts = on_device(lists.counts, q.device)[None]
+        counts = counts[None]
+        H, M = counts.shape[1:]
         # Both lists have to be there on Hopper, and the empty one needs its H heads: its head
         # count alone tells the kernel whether lists are per query head.
         sparse = BlockSparseTensorsTorch(
             mask_block_cnt=torch.zeros_like(counts),
-            mask_block_idx=counts.new_zeros(1, mask.H, mask.M, 1),
+            mask_block_idx=counts.new_zeros(1, H, M, 1),
             full_block_cnt=counts,
-            full_block_idx=on_device(lists.padded(), q.device)[None],
-            block_size=(mask.block_q, mask.block_kv),
+            full_block_idx=indices[None],
+            block_size=block,
         )
-        return _bound(q, k, v, sparse)
+        return _bound(inputs.q, inputs.k, inputs.v, sparse)
 
     def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""

@@ -58,6 +58,26 @@ class TritonRows(Backend):
         """See `Backend.bind`."""
         return _bound(problem, Inputs(q, k, v), *_arrays(lists, q.device))
 
+    def bind_arrays(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        table: torch.Tensor,
+        counts: torch.Tensor,
+        starts: torch.Tensor,
+        indices: torch.Tensor,
+    ) -> BoundKernel:
+        """The kernel over lists that lie on the device already.
+
+        Args:
+            problem: what the backend hasn't refused; of its mask only sizes are looked at.
+            inputs: Q, K and V.
+            table, counts: int32 ``[H, M]``: slot → query block, and its K/V blocks.
+            starts: int64 ``[H * M]``, where each query block's list begins in `indices`.
+            indices: int32.
+        """
+        return _bound(problem, inputs, table, counts, starts, indices)
+
     def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`: every row reads one list, that of all K/V blocks."""
         mask, device = problem.mask, inputs.q.device

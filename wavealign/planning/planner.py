@@ -108,10 +108,11 @@ class Planner:
         self.device = torch.device(device)
         self.layout = layout or ListLayout()
         width = width or N
-        self._table = torch.empty(H, M, dtype=torch.int32, device=self.device)
-        self._counts = torch.empty(H, M, dtype=torch.int32, device=self.device)
-        self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
-        self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
+        with torch.inference_mode(False):  # buffers that may be written in any mode later
+            self._table = torch.empty(H, M, dtype=torch.int32, device=self.device)
+            self._counts = torch.empty(H, M, dtype=torch.int32, device=self.device)
+            self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
+            self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
         self._sweeps: dict[tuple[bool, ...], torch.Tensor] = {}
         self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
         self._solver_start: torch.Tensor | None = None

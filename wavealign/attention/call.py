@@ -1,0 +1,113 @@
+"""`attend`: block-sparse attention of one call."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from wavealign.attention.backends import run
+from wavealign.attention.inputs import Sequences, check_fit, check_mask, geometry
+from wavealign.attention.plans import Plan, Terms, fitting_choice, make_plan, make_planner
+from wavealign.errors import InputError
+from wavealign.masks.block_mask import BlockMask
+
+Mask = torch.Tensor | BlockMask
+
+
+@overload
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask | None = ...,
+    *,
+    backend: str = ...,
+    plan: Plan | None = ...,
+    return_lse: Literal[False] = ...,
+    layout: str = ...,
+    block: tuple[int, int] | None = ...,
+    policy: str = ...,
+    device_profile: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask | None = ...,
+    *,
+    backend: str = ...,
+    plan: Plan | None = ...,
+    return_lse: Literal[True],
+    layout: str = ...,
+    block: tuple[int, int] | None = ...,
+    policy: str = ...,
+    device_profile: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@torch.compiler.disable
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask | None = None,
+    *,
+    backend: str = "auto",
+    plan: Plan | None = None,
+    return_lse: bool = False,
+    layout: str = "bhsd",
+    block: tuple[int, int] | None = None,
+    policy: str = "auto",
+    device_profile: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q over the K/V blocks that the mask keeps, softmax scale 1/√D.
+
+    The output is the backend's own: a schedule changes the order of sums, nothing else. Rows
+    without a block give 0 and log-sum-exp -inf. Under torch.compile it runs eagerly.
+
+    Args:
+        q: ``[B, H, tokens, D]``, or ``[B, tokens, H, D]`` with ``layout="bshd"``.
+        k, v: the same with the K/V heads (as many, or a divisor: GQA) and tokens.
+        mask: bool ``[H, M, N]`` (for every sequence) or ``[B, H, M, N]``, on q's device, or a
+            `BlockMask`. May be left out beside a plan.
+        backend: ``"auto"`` (row table where it applies, else FlashAttention-4), ``"triton"``,
+            ``"fa4"``, or ``"reference"`` (slow, float32, on any device).
+        plan: from `wavealign.plan`; its lists are what is computed.
+        return_lse: also return the log-sum-exp, float32 ``[B, H, tokens]``.
+        layout: ``"bhsd"`` or ``"bshd"``, of q, k, v and the output.
+        block: tokens of a query and of a K/V block; by default 128x128, or the `BlockMask`'s own.
+        policy, device_profile: see `wavealign.plan`, where no plan is given.
+
+    Raises:
+        InputError: what doesn't fit together.
+        MissingCapabilityError: no backend can run here, with the reasons.
+    """
+    sequences = Sequences.check(q, k, v, layout)
+    if plan is None:
+        if mask is None:
+            raise InputError("attend needs a mask or a plan.")
+        heads, size, batch = check_mask(mask, q, block)
+        tokens = (sequences.q.shape[1], sequences.k.shape[1])
+        sizes = geometry(heads, batch, size, tokens)
+        check_fit(sequences, sizes)
+        terms = Terms(policy, device_profile, backend)
+        choice = fitting_choice(sizes, sequences, backend, None)
+        guard = None
+        if policy == "auto":
+            guard = terms.guard(sizes, choice, sequences.q.shape[3], "single")
+        planner = make_planner(heads, sizes, choice, terms)
+        plan = make_plan(heads, sizes, choice, planner, terms, guard, 1.0)
+    else:
+        sizes = plan.sizes
+        check_fit(sequences, sizes)
+        if plan.schedule.table.device != q.device:
+            raise InputError(f"the plan is on {plan.schedule.table.device}, q on {q.device}.")
+        if mask is not None and tuple(mask.shape[-2:]) != (sizes.M, sizes.N):
+            raise InputError(f"the plan is for a mask of {sizes.M}x{sizes.N} blocks a head.")
+        choice = fitting_choice(sizes, sequences, backend, plan)
+    out, lse = run(choice, sizes, plan.schedule, sequences)
+    return (sequences.output(out), lse) if return_lse else sequences.output(out)

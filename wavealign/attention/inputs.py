@@ -1,0 +1,198 @@
+"""Q, K, V and a mask from a caller: checked, and in the one layout that everything below takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from wavealign.errors import InputError, unknown_name
+from wavealign.gpu.capabilities import Problem
+from wavealign.masks.block_mask import BlockMask
+from wavealign.planning.masks import dense_mask
+
+LAYOUTS = ("bhsd", "bshd")
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a `BlockMask`, without its lists: all that a launch asks a mask for.
+
+    Attributes:
+        H, M, N: query heads, query blocks, K/V blocks.
+        block_q, block_kv: tokens of a block.
+        tokens_q, tokens_kv: the last blocks may be ragged.
+        batch: masks beside each other: 1 where all sequences share one.
+    """
+
+    H: int
+    M: int
+    N: int
+    block_q: int
+    block_kv: int
+    tokens_q: int
+    tokens_kv: int
+    batch: int = 1
+
+    @property
+    def ragged_kv(self) -> bool:
+        """Whether the last K/V block is shorter than the others."""
+        return self.tokens_kv % self.block_kv != 0
+
+    def problem(self, batch: int, kv_heads: int, head_dim: int, dtype: str) -> Problem:
+        """What a backend is asked whether it takes it."""
+        return Problem(cast(BlockMask, self), batch, kv_heads, head_dim, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Q, K and V of a call.
+
+    Attributes:
+        q: ``[B, tokens_q, H, D]``, D contiguous.
+        k, v: ``[B, tokens_kv, H_kv, D]``.
+        layout: as the caller gave them, and wants the output.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    layout: str
+
+    @property
+    def dtype(self) -> str:
+        """``"bf16"``, ``"fp16"`` or ``"fp32"``."""
+        return DTYPE_NAMES[self.q.dtype]
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        """``[B, tokens_q, H, D]`` in the caller's layout."""
+        return out.transpose(1, 2) if self.layout == "bhsd" else out
+
+    @classmethod
+    def check(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sequences:
+        """From what a caller gave.
+
+        Raises:
+            InputError: what is wrong with it, and what was expected.
+        """
+        if layout not in LAYOUTS:
+            raise unknown_name("layout", layout, LAYOUTS)
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
+                shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor)
+                raise InputError(
+                    f"{name} is {shape}; expected a tensor [{', '.join(layout.upper())}]."
+                )
+            if tensor.dtype not in DTYPE_NAMES:
+                raise InputError(f"{name} is {tensor.dtype}; expected bfloat16 or float16.")
+            if tensor.device != q.device or tensor.dtype != q.dtype:
+                raise InputError(
+                    f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}; "
+                    "expected the same."
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InputError(
+                    f"{name} requires a gradient, and there is no backward pass; call it inside "
+                    "torch.no_grad() or torch.inference_mode(), or detach it."
+                )
+        q, k, v = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v))
+        B, _, H, D = q.shape
+        if k.shape != v.shape:
+            raise InputError(f"k and v differ in shape ({_told(k)} and {_told(v)}).")
+        if k.shape[0] != B or k.shape[3] != D or H % k.shape[2]:
+            raise InputError(
+                f"q is {_told(q)}, k and v are {_told(k)}; expected as many sequences, the same "
+                "head dimension, and a number of query heads that K/V heads divide. "
+                f"(layout='{layout}')"
+            )
+        return cls(q, k, v, layout)
+
+
+def check_mask(
+    mask: torch.Tensor | BlockMask, like: torch.Tensor | None, block: tuple[int, int] | None
+) -> tuple[torch.Tensor, tuple[int, int], int]:
+    """A mask as bool ``[B * H, M, N]``, its block size, and B (1 where there is no batch axis).
+
+    Args:
+        mask: bool ``[H, M, N]`` or ``[B, H, M, N]`` on the device of `like`, or a `BlockMask`,
+            which is copied there.
+        like: any tensor of the call; None where there is none.
+        block: tokens of a query and of a K/V block; by default 128x128, or the mask's own.
+
+    Raises:
+        InputError: another device, dtype, rank or block size.
+    """
+    if isinstance(mask, BlockMask):
+        own = (mask.block_q, mask.block_kv)
+        if block is not None and tuple(block) != own:
+            raise InputError(f"block={block}, the mask has blocks of {own[0]}x{own[1]} tokens.")
+        device = like.device if like is not None else torch.device("cpu")
+        heads = torch.empty(mask.shape, dtype=torch.bool, device=device)
+        for h, head in enumerate(mask.heads()):
+            heads[h].copy_(torch.from_numpy(head.to_dense()))
+        return heads, own, 1
+    if not isinstance(mask, torch.Tensor):
+        raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor or a BlockMask.")
+    if mask.ndim not in (3, 4):
+        raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
+    if like is not None and mask.device != like.device:
+        raise InputError(
+            f"the mask is on {mask.device}, q on {like.device}; expected the same device."
+        )
+    batch = mask.shape[0] if mask.ndim == 4 else 1
+    return dense_mask(mask), block if block is not None else (128, 128), batch
+
+
+def geometry(
+    heads: torch.Tensor, batch: int, block: tuple[int, int], tokens: tuple[int, int] | None
+) -> Geometry:
+    """The sizes of a mask, checked against the sequence lengths.
+
+    Args:
+        heads: bool ``[B * H, M, N]``.
+        batch: B of the mask.
+        block: tokens of a query and of a K/V block.
+        tokens: query and key/value tokens; by default every block is full.
+
+    Raises:
+        InputError: lengths that make another number of blocks.
+    """
+    folded, M, N = heads.shape
+    tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+    for name, length, size, blocks in (
+        ("query", tokens_q, block[0], M),
+        ("key/value", tokens_kv, block[1], N),
+    ):
+        if -(-length // size) != blocks:
+            raise InputError(
+                f"{length} {name} tokens in blocks of {size} make {-(-length // size)} blocks, "
+                f"the mask has {blocks}; is block={block} right?"
+            )
+    return Geometry(folded // batch, M, N, block[0], block[1], tokens_q, tokens_kv, batch)
+
+
+def check_fit(sequences: Sequences, sizes: Geometry) -> None:
+    """Raise unless the mask is one for these sequences.
+
+    Raises:
+        InputError: another number of heads, sequences or tokens.
+    """
+    q, k = sequences.q, sequences.k
+    if q.shape[2] != sizes.H:
+        other = LAYOUTS[1 - LAYOUTS.index(sequences.layout)]
+        hint = f" Are q, k and v {other}? Then say layout='{other}'." * (q.shape[1] == sizes.H)
+        raise InputError(f"the mask has {sizes.H} heads, q has {q.shape[2]}.{hint}")
+    if sizes.batch not in (1, q.shape[0]):
+        raise InputError(f"the mask has {sizes.batch} sequences, q has {q.shape[0]}.")
+    if (sizes.tokens_q, sizes.tokens_kv) != (q.shape[1], k.shape[1]):
+        raise InputError(
+            f"planned for {sizes.tokens_q} query and {sizes.tokens_kv} key/value tokens; q has "
+            f"{q.shape[1]}, k has {k.shape[1]}."
+        )
+
+
+def _told(tensor: torch.Tensor) -> str:
+    B, S, H, D = tensor.shape
+    return f"B={B}, S={S}, H={H}, D={D}"

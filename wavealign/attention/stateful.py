@@ -1,0 +1,238 @@
+"""`Attention`: one attention site over the steps of a denoising loop, with memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from wavealign.attention.backends import Choice, run
+from wavealign.attention.inputs import Geometry, Sequences, check_fit, check_mask, geometry
+from wavealign.attention.plans import (
+    Plan,
+    Terms,
+    decide,
+    fitting_choice,
+    make_planner,
+)
+from wavealign.errors import InputError
+from wavealign.guard.decide import Decision, Guard
+from wavealign.masks.block_mask import BlockMask
+from wavealign.planning.planner import Planner
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """How long the guard's decision holds. Lists are always those of the mask at hand.
+
+    Attributes:
+        calls: at most so many calls share a decision.
+        min_overlap: below this overlap with the mask that was decided for (shared blocks / blocks
+            of either) the next call decides anew. The overlap is read when the device has it, one
+            call late: nothing waits for it.
+    """
+
+    calls: int = 8
+    min_overlap: float = 0.7
+
+    def __post_init__(self) -> None:
+        if self.calls < 1 or not 0 <= self.min_overlap <= 1:
+            raise InputError(
+                f"reuse of {self.calls} calls, overlap {self.min_overlap}; expected at least 1 "
+                "call and 0 to 1."
+            )
+
+
+@dataclass
+class Statistics:
+    """What an `Attention` has done.
+
+    Attributes:
+        calls: in all.
+        decided: calls that asked the guard.
+        planned: calls that made lists.
+        reused: calls whose mask was the very tensor of the call before: nothing was made.
+        skipped: calls that the guard left in today's order.
+        changed: decisions that came early, because the mask had changed much.
+        host_seconds: the host's time in planning and deciding, waiting for the guard included.
+    """
+
+    calls: int = 0
+    decided: int = 0
+    planned: int = 0
+    reused: int = 0
+    skipped: int = 0
+    changed: int = 0
+    host_seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _State:
+    """Of one shape of calls."""
+
+    sizes: Geometry
+    choice: Choice
+    planner: Planner
+    guard: Guard | None
+    decision: Decision | None = None
+    plan: Plan | None = None
+    age: int = 0
+    made_for: tuple[object, int] | None = None
+    decided_for: torch.Tensor | None = None
+    overlap: torch.Tensor | None = None
+    overlap_event: torch.cuda.Event | None = field(default=None)
+
+
+class Attention:
+    """Attention at one place of a model, called once a denoising step.
+
+    Memory: for each shape of calls ``H·M·N`` bytes for the mask that was decided for and
+    ``4·H·M·(N + 5)`` for lists; it doesn't grow with calls.
+
+    Attributes:
+        statistics: what it has done so far.
+    """
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        reuse: Reuse | None = None,
+        *,
+        policy: str = "auto",
+        backend: str = "auto",
+        objective: str = "time",
+        layout: str = "bhsd",
+        block: tuple[int, int] | None = None,
+        regime: str = "steady",
+        seed: int = 0,
+    ) -> None:
+        """An attention without a past.
+
+        Args:
+            profile: device name or path; by default the GPU at hand.
+            reuse: how long a decision holds.
+            policy: ``"auto"`` or a policy's name.
+            backend, layout, block: see `attend`.
+            objective: ``"time"`` or ``"energy"``.
+            regime: ``"steady"`` for a loop that keeps the card busy, or ``"single"``.
+            seed: of the sweeps.
+
+        Raises:
+            InputError: unknown names.
+        """
+        self._terms = Terms(policy, profile, backend, objective, seed)
+        self._reuse = reuse or Reuse()
+        self._layout, self._block, self._regime = layout, block, regime
+        self._states: dict[object, _State] = {}
+        self.statistics = Statistics()
+
+    def explain(self) -> str:
+        """The last decisions, one line a head."""
+        plans = [s.plan.explain() for s in self._states.values() if s.plan is not None]
+        return "\n".join(plans)
+
+    @torch.compiler.disable
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | BlockMask,
+        *,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of one step; see `attend`."""
+        sequences = Sequences.check(q, k, v, self._layout)
+        started = time.perf_counter()
+        state, plan = self._plan(sequences, mask)
+        self.statistics.host_seconds += time.perf_counter() - started
+        out, lse = run(state.choice, state.sizes, plan.schedule, sequences)
+        return (sequences.output(out), lse) if return_lse else sequences.output(out)
+
+    def _plan(self, sequences: Sequences, mask: torch.Tensor | BlockMask) -> tuple[_State, Plan]:
+        q, k = sequences.q, sequences.k
+        if not isinstance(mask, torch.Tensor | BlockMask):
+            raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
+        # An inference tensor doesn't count its changes, so it is never known to be the same.
+        known = not isinstance(mask, torch.Tensor) or not mask.is_inference()
+        version = mask._version if isinstance(mask, torch.Tensor) and known else 0
+        key = (tuple(mask.shape), q.shape, k.shape, q.dtype, q.device)
+        state = self._states.get(key)
+        self.statistics.calls += 1
+        if state is not None and state.plan is not None and state.made_for is not None:
+            made_for, made_version = state.made_for
+            if made_for is mask and made_version == version:
+                self.statistics.reused += 1
+                self._count_skipped(state.plan)
+                return state, state.plan
+        heads, size, batch = check_mask(mask, q, self._block)
+        if state is None:
+            state = self._new_state(heads, size, batch, sequences)
+            self._states[key] = state
+        policies: str | tuple[str, ...] = self._terms.policy
+        if state.guard is not None:
+            if self._must_decide(state):
+                self._decide(state, heads)
+            assert state.decision is not None
+            policies = state.decision.policies
+            self._look(state, heads)
+            state.age += 1
+        state.plan = Plan(state.planner(heads, policies), state.sizes, state.choice, state.decision)
+        state.made_for = (mask, version) if known else None
+        self.statistics.planned += 1
+        self._count_skipped(state.plan)
+        return state, state.plan
+
+    def _new_state(
+        self, heads: torch.Tensor, size: tuple[int, int], batch: int, sequences: Sequences
+    ) -> _State:
+        tokens = (sequences.q.shape[1], sequences.k.shape[1])
+        sizes = geometry(heads, batch, size, tokens)
+        check_fit(sequences, sizes)
+        choice = fitting_choice(sizes, sequences, self._terms.backend, None)
+        guard = None
+        if self._terms.policy == "auto":
+            guard = self._terms.guard(sizes, choice, sequences.q.shape[3], self._regime)
+        return _State(sizes, choice, make_planner(heads, sizes, choice, self._terms), guard)
+
+    def _must_decide(self, state: _State) -> bool:
+        if state.decision is None or state.age >= self._reuse.calls:
+            return True
+        done = state.overlap_event is None or state.overlap_event.query()
+        if state.overlap is None or not done:
+            return False
+        changed = float(state.overlap) < self._reuse.min_overlap
+        self.statistics.changed += changed
+        return changed
+
+    def _decide(self, state: _State, heads: torch.Tensor) -> None:
+        assert state.guard is not None
+        state.decision = decide(
+            heads, state.sizes, state.planner, state.guard, 1.0, self._terms.seed
+        )
+        if state.decided_for is None:
+            with torch.inference_mode(False):
+                state.decided_for = torch.empty(heads.shape, dtype=torch.bool, device=heads.device)
+        state.decided_for.copy_(heads)
+        state.overlap, state.overlap_event, state.age = None, None, 0
+        self.statistics.decided += 1
+
+    def _look(self, state: _State, heads: torch.Tensor) -> None:
+        """Ask the device for the overlap with the mask that was decided for."""
+        if state.age == 0 or state.decided_for is None:
+            return
+        shared = (heads & state.decided_for).sum()
+        either = (heads | state.decided_for).sum()
+        overlap = torch.where(either > 0, shared / either.clamp_min(1), 1.0).float()
+        if not overlap.is_cuda:
+            state.overlap = overlap
+            return
+        with torch.inference_mode(False):
+            state.overlap = torch.empty((), pin_memory=True)
+        state.overlap.copy_(overlap, non_blocking=True)
+        state.overlap_event = torch.cuda.Event()
+        state.overlap_event.record()
+
+    def _count_skipped(self, plan: Plan) -> None:
+        self.statistics.skipped += all(policy == "original" for policy in plan.policies)
