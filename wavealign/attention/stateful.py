@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,8 @@ from wavealign.errors import InputError
 from wavealign.guard.decide import Decision, Guard
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import Planner
+
+_SAMPLED_ROW = 16  # every so many rows of a mask tell how much it has changed
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,31 @@ class Statistics:
     host_seconds: float = 0.0
 
 
+class Buffers:
+    """Lists that several `Attention` share, so that a model's layers need them once, not each.
+
+    The layers take turns: lists are made anew where another layer used the buffers in between.
+    """
+
+    def __init__(self) -> None:
+        self._planners: dict[object, Planner] = {}
+        self._users: dict[object, object] = {}
+
+    def planner(self, key: object, make: Callable[[], Planner]) -> Planner:
+        """The planner of these terms, made on first use."""
+        if key not in self._planners:
+            self._planners[key] = make()
+        return self._planners[key]
+
+    def take(self, planner: Planner, user: object) -> None:
+        """Say whose lists the planner's buffers hold from now on."""
+        self._users[planner] = user
+
+    def hold(self, planner: Planner, user: object) -> bool:
+        """Whether the planner's buffers hold this user's lists."""
+        return self._users.get(planner) is user
+
+
 @dataclass(eq=False)
 class _State:
     """Of one shape of calls."""
@@ -87,8 +115,8 @@ class _State:
 class Attention:
     """Attention at one place of a model, called once a denoising step.
 
-    Memory: for each shape of calls ``H·M·N`` bytes for the mask that was decided for and
-    ``4·H·M·(N + 5)`` for lists; it doesn't grow with calls.
+    Memory: for each shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for all that share
+    `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow with calls.
 
     Attributes:
         statistics: what it has done so far.
@@ -106,6 +134,7 @@ class Attention:
         block: tuple[int, int] | None = None,
         regime: str = "steady",
         seed: int = 0,
+        buffers: Buffers | None = None,
     ) -> None:
         """An attention without a past.
 
@@ -117,10 +146,12 @@ class Attention:
             objective: ``"time"`` or ``"energy"``.
             regime: ``"steady"`` for a loop that keeps the card busy, or ``"single"``.
             seed: of the sweeps.
+            buffers: to share lists with others of the same stream.
 
         Raises:
             InputError: unknown names.
         """
+        self._buffers = buffers or Buffers()
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()
         self._layout, self._block, self._regime = layout, block, regime
@@ -162,7 +193,8 @@ class Attention:
         self.statistics.calls += 1
         if state is not None and state.plan is not None and state.made_for is not None:
             made_for, made_version = state.made_for
-            if made_for is mask and made_version == version:
+            held = self._buffers.hold(state.planner, state)
+            if held and made_for is mask and made_version == version:
                 self.statistics.reused += 1
                 self._count_skipped(state.plan)
                 return state, state.plan
@@ -178,7 +210,9 @@ class Attention:
             policies = state.decision.policies
             self._look(state, heads)
             state.age += 1
-        state.plan = Plan(state.planner(heads, policies), state.sizes, state.choice, state.decision)
+        schedule = state.planner(heads, policies)
+        self._buffers.take(state.planner, state)
+        state.plan = Plan(schedule, state.sizes, state.choice, state.decision)
         state.made_for = (mask, version) if known else None
         self.statistics.planned += 1
         self._count_skipped(state.plan)
@@ -194,7 +228,11 @@ class Attention:
         guard = None
         if self._terms.policy == "auto":
             guard = self._terms.guard(sizes, choice, sequences.q.shape[3], self._regime)
-        return _State(sizes, choice, make_planner(heads, sizes, choice, self._terms), guard)
+        planner = self._buffers.planner(
+            (sizes, choice, self._terms, heads.device),
+            lambda: make_planner(heads, sizes, choice, self._terms),
+        )
+        return _State(sizes, choice, planner, guard)
 
     def _must_decide(self, state: _State) -> bool:
         if state.decision is None or state.age >= self._reuse.calls:
@@ -211,10 +249,11 @@ class Attention:
         state.decision = decide(
             heads, state.sizes, state.planner, state.guard, 1.0, self._terms.seed
         )
+        sample = heads[:, ::_SAMPLED_ROW]
         if state.decided_for is None:
             with torch.inference_mode(False):
-                state.decided_for = torch.empty(heads.shape, dtype=torch.bool, device=heads.device)
-        state.decided_for.copy_(heads)
+                state.decided_for = torch.empty(sample.shape, dtype=torch.bool, device=heads.device)
+        state.decided_for.copy_(sample)
         state.overlap, state.overlap_event, state.age = None, None, 0
         self.statistics.decided += 1
 
@@ -222,8 +261,9 @@ class Attention:
         """Ask the device for the overlap with the mask that was decided for."""
         if state.age == 0 or state.decided_for is None:
             return
-        shared = (heads & state.decided_for).sum()
-        either = (heads | state.decided_for).sum()
+        sample = heads[:, ::_SAMPLED_ROW]
+        shared = (sample & state.decided_for).sum()
+        either = (sample | state.decided_for).sum()
         overlap = torch.where(either > 0, shared / either.clamp_min(1), 1.0).float()
         if not overlap.is_cuda:
             state.overlap = overlap

@@ -1,0 +1,1 @@
+"""WaveAlign underneath other libraries; nothing here is imported unless it is asked for."""
