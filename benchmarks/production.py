@@ -1,0 +1,416 @@
+"""What planning, the guard and `attend` cost and win on a GPU, one JSON file a section.
+
+    python benchmarks/production.py OUT [--only planning guard attend memory wan] [--small]
+
+- planning: 40 heads of 2841x2841 (those of xattention_363600, rolled): time of each policy's plan,
+  eager and as a CUDA graph, of the guard's statistics, of gather and scatter, and of the kernel;
+  and the constants of a guard profile that these times give.
+- guard: every mask of benchmarks/guard_offline.py: kernel time of each policy, what the guard
+  chose, with its planning time.
+- attend: the host's time in a call, and the device's beyond the kernel's.
+- memory: 1,000 calls of one `Attention` under masks that change.
+- wan: a Wan2.1-14B layer with random weights at 75,600 tokens: the step, dense and sparse.
+
+--small runs the same code on small masks anywhere, without meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from guard_offline import masks as offline_masks
+
+import wavealign
+from wavealign.attention.backends import choose_backend, rows_in_flight
+from wavealign.attention.inputs import Sequences, check_mask, geometry
+from wavealign.attention.plans import Terms, decide, make_planner
+from wavealign.guard.model import LOCKSTEP, SAWTOOTH
+from wavealign.masks import BlockMask, load_mask
+from wavealign.planning import Planner
+
+DATA = Path(__file__).parent.parent / "data"
+POLICIES = ("original", "nnz", SAWTOOTH, LOCKSTEP, "svd+nnz")
+
+
+class Bench:
+    """Where it runs, and how things are timed there."""
+
+    def __init__(self, small: bool, repeats: int) -> None:
+        self.cuda = torch.cuda.is_available()
+        self.small, self.repeats = small or not self.cuda, repeats
+        self.device = "cuda" if self.cuda else "cpu"
+        self.backend = "auto" if self.cuda else "reference"
+        self.profile = None if self.cuda else "h200"
+        self.block_limit = 24 if self.small else None
+
+    def ms(self, run: Callable[[], object], repeats: int | None = None) -> float:
+        """Median time of a call on the device, after one to warm up."""
+        run()
+        return statistics.median(self.once_ms(run) for _ in range(repeats or self.repeats))
+
+    def once_ms(self, run: Callable[[], object]) -> float:
+        """Time of one call."""
+        if not self.cuda:
+            started = time.perf_counter()
+            run()
+            return 1e3 * (time.perf_counter() - started)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2_000_000)  # the host is ahead, as in a pipeline
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def dense(self, mask: BlockMask) -> torch.Tensor:
+        """Bool ``[H, M, N]`` on the device."""
+        return check_mask(mask, torch.empty(0, device=self.device), None)[0]
+
+    def cut(self, mask: BlockMask) -> BlockMask:
+        """The mask, or its first blocks where everything is small."""
+        if self.block_limit is None:
+            return mask
+        n = self.block_limit
+        kept = np.stack([h.to_dense()[:n, :n] for h in mask.select_heads([0]).heads()])
+        return BlockMask.from_dense(kept, (mask.block_q, mask.block_kv))
+
+    def sequences(self, mask: BlockMask, batch: int = 1) -> tuple[torch.Tensor, ...]:
+        """Random Q, K and V ``[B, tokens, H, 128]``."""
+        dtype = torch.bfloat16 if self.cuda else torch.float32
+        generator = torch.Generator(self.device).manual_seed(0)
+        return tuple(
+            torch.randn(batch, n, mask.H, 128, generator=generator, device=self.device, dtype=dtype)
+            for n in (mask.tokens_q, mask.tokens_kv, mask.tokens_kv)
+        )
+
+    def attend(self, qkv: tuple[torch.Tensor, ...], plan: wavealign.Plan) -> torch.Tensor:
+        """Attention under a plan."""
+        return wavealign.attend(*qkv, plan=plan, layout="bshd")
+
+    def plan(self, heads: torch.Tensor, mask: BlockMask, policy: str) -> wavealign.Plan:
+        """Plan `heads`, which has the sizes of `mask`."""
+        return wavealign.plan(
+            heads, policy, self.profile, block=(mask.block_q, mask.block_kv),
+            tokens=(mask.tokens_q, mask.tokens_kv), backend=self.backend,
+        )  # fmt: skip
+
+
+def planning(bench: Bench) -> dict[str, Any]:
+    source = bench.cut(load_mask(DATA / "xattention_363600.npz").mask)
+    heads = bench.dense(source)
+    count = 4 if bench.small else 40
+    rolled = [heads.roll(97 * i, 1) for i in range(-(-count // len(heads)))]
+    heads = torch.cat(rolled)[:count].contiguous()
+    mask = BlockMask.from_csr([0] * (count * source.M + 1), [], (count, source.M, source.N),
+                              (128, 128), (source.tokens_q, source.tokens_kv))  # fmt: skip
+    qkv = bench.sequences(mask)
+    rows: dict[str, Any] = {}
+    for policy in POLICIES:
+        plan = bench.plan(heads, mask, policy)
+        rows[policy] = {"kernel_ms": bench.ms(lambda p=plan: bench.attend(qkv, p), 3)}
+        del plan
+    sizes = [(count, source.M), (1, source.M), (8, min(591, source.M)), (count, source.M // 2)]
+    fitted = [times_of_planning(bench, heads[:h, :m, :m].contiguous()) for h, m in sizes]
+    for policy in POLICIES:
+        rows[policy] |= fitted[0][policy]
+        for form in ("plan_ms", "graph_ms"):
+            if rows[policy].get(form):
+                rows[policy][form.replace("ms", "frac")] = (
+                    rows[policy][form] / rows[policy]["kernel_ms"]
+                )
+    result = {"heads": count, "rows": source.M, "columns": source.N, "policies": rows}
+    result["guard_statistics_ms"] = fitted[0]["statistics_ms"]
+    result["apply"] = apply_times(bench, heads, mask, qkv)
+    result["sizes"] = [
+        {"heads": h, "rows": m, **f} for (h, m), f in zip(sizes, fitted, strict=True)
+    ]
+    result["constants"] = constants(sizes, fitted)
+    return result
+
+
+def times_of_planning(bench: Bench, heads: torch.Tensor) -> dict[str, Any]:
+    sizes = geometry(heads, 1, (128, 128), None)
+    choice = choose_backend(bench.backend, sizes, None, bench.device)
+    terms = Terms("auto", bench.profile, bench.backend)
+    planner = make_planner(heads, sizes, choice, terms)
+    found: dict[str, Any] = {}
+    for policy in POLICIES:
+        found[policy] = {"plan_ms": bench.ms(lambda p=policy: planner(heads, p))}
+        found[policy]["graph_ms"] = graph_ms(bench, planner, heads, policy) if bench.cuda else None
+    guard = terms.guard(sizes, choice, 128, "single")
+    found["statistics_ms"] = bench.ms(lambda: decide(heads, sizes, planner, guard, 1.0, 0))
+    return found
+
+
+def graph_ms(bench: Bench, planner: Planner, heads: torch.Tensor, policy: str) -> float:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        planner(heads, policy)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        planner(heads, policy)
+    return bench.ms(graph.replay)
+
+
+def apply_times(
+    bench: Bench, heads: torch.Tensor, mask: BlockMask, qkv: tuple[torch.Tensor, ...]
+) -> dict[str, float]:
+    """Gather and scatter, for a kernel without a row table."""
+    from wavealign.gpu.move import gather_blocks, scatter_blocks
+
+    table = Planner(tuple(heads.shape), heads.device, wave=132)(heads, "nnz").table
+    q = qkv[0]
+    B, _, H, D = q.shape
+    moved = torch.zeros(B, mask.M * mask.block_q, H, D, dtype=q.dtype, device=q.device)
+    out = torch.empty_like(q)
+    return {
+        "gather_ms": bench.ms(lambda: gather_blocks(q, table, mask.block_q, moved)),
+        "scatter_ms": bench.ms(lambda: scatter_blocks(moved, table, mask.block_q, out)),
+    }
+
+
+def constants(
+    sizes: list[tuple[int, int]], times: list[dict[str, Any]], form: str = "plan_ms"
+) -> dict[str, float]:
+    """The planning constants of a guard profile, by least squares over the sizes."""
+    extra = {
+        policy: np.array([t[policy][form] - t["original"][form] for t in times])
+        for policy in (SAWTOOTH, LOCKSTEP)
+    }
+    cells = np.array([h * m * m * 1e-6 for h, m in sizes])
+    once, *_ = np.linalg.lstsq(np.stack([np.ones(len(sizes)), cells], 1), extra[SAWTOOTH])
+    launch, cell = np.maximum(once, 0.0)
+    rest = extra[LOCKSTEP] - 2 * (launch + cell * cells)
+    per_row = np.array([[h * m * 1e-6, m * 1e-6] for h, m in sizes])
+    phases, *_ = np.linalg.lstsq(per_row, rest)
+    row, slot = np.maximum(phases, 0.0)
+    names = ("plan_launch_ms", "plan_cell_ns", "phase_row_ns", "phase_slot_ns")
+    return dict(zip(names, map(float, (launch, cell, row, slot)), strict=True))
+
+
+def guard(bench: Bench) -> dict[str, Any]:
+    rows = []
+    for name, mask in offline_masks():
+        rows.append(guard_row(bench, name, bench.cut(mask)))
+        print(json.dumps({k: rows[-1][k] for k in ("mask", "slower_frac", "best", "caught")}))
+    won = sum(r["total_ms"]["original"] - r["total_ms"]["guard"] for r in rows)
+    possible = sum(r["total_ms"]["original"] - r["total_ms"][r["best"]] for r in rows)
+    return {
+        "masks": rows,
+        "slower_worst_frac": max(r["slower_frac"] for r in rows),
+        "slower_deciding_worst_frac": max(r["slower_deciding_frac"] for r in rows),
+        "caught_frac": won / possible if possible > 0 else None,
+    }
+
+
+def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
+    heads, qkv = bench.dense(mask), bench.sequences(mask)
+    names = list(POLICIES)
+    plans = {policy: bench.plan(heads, mask, policy) for policy in names}
+    chosen = plans["guard"] = bench.plan(heads, mask, "auto")
+    kernels = kernel_times(bench, qkv, plans)
+    terms = Terms("auto", bench.profile, bench.backend)
+    planner = make_planner(heads, chosen.sizes, chosen.choice, terms)
+    decider = terms.guard(chosen.sizes, chosen.choice, 128, "single")
+    plan_ms = {p: bench.ms(lambda p=p: planner(heads, p)) for p in names}
+    plan_ms["guard"] = bench.ms(lambda: planner(heads, chosen.policies))
+    decide_ms = bench.ms(lambda: decide(heads, chosen.sizes, planner, decider, 1.0, 0))
+    # Lists in natural order have to be made whatever happens.
+    total = {p: kernels[p] + plan_ms[p] - plan_ms["original"] for p in kernels}
+    best = min(names, key=total.__getitem__)
+    possible = total["original"] - total[best]
+    calls = wavealign.Reuse().calls
+    return {
+        "mask": name,
+        "heads": mask.H,
+        "kernel_ms": kernels,
+        "plan_ms": plan_ms,
+        "decide_ms": decide_ms,
+        "total_ms": total,
+        "policies": list(chosen.policies),
+        "explain": chosen.explain(),
+        "slower_frac": total["guard"] / total["original"] - 1,
+        # With the guard's statistics too, at the default reuse.
+        "slower_deciding_frac": (total["guard"] + decide_ms / calls) / total["original"] - 1,
+        "best": best,
+        "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
+        "backend": chosen.choice.name,
+    }
+
+
+def kernel_times(
+    bench: Bench, qkv: tuple[torch.Tensor, ...], plans: dict[str, wavealign.Plan]
+) -> dict[str, float]:
+    """Median of single launches, policies in turn."""
+    launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
+    if bench.cuda:
+        from wavealign.gpu.timing import time_single
+
+        found = time_single(launches, bench.repeats, torch.device("cuda"))
+        return {p: t.median_ms for p, t in found.items()}
+    return {p: bench.ms(run, 1) for p, run in launches.items()}
+
+
+def attend(bench: Bench) -> dict[str, Any]:
+    mask = bench.cut(load_mask(DATA / "xattention_75600.npz").mask)
+    heads, qkv = bench.dense(mask), bench.sequences(mask)
+    plan = bench.plan(heads, mask, SAWTOOTH)
+    options = {"backend": bench.backend, "layout": "bshd"}
+    site = wavealign.Attention(bench.profile, **options)
+    fixed = wavealign.Attention(bench.profile, policy=SAWTOOTH, **options)
+    calls: dict[str, Callable[[], object]] = {
+        "kernel with a plan": lambda: bench.attend(qkv, plan),
+        "attend, planning by name": lambda: wavealign.attend(
+            *qkv, heads, policy=SAWTOOTH, device_profile=bench.profile, **options
+        ),
+        "attend, asking the guard": lambda: wavealign.attend(
+            *qkv, heads, device_profile=bench.profile, **options
+        ),
+        "Attention, the same mask": lambda: site(*qkv, heads),
+        "Attention, a new mask": lambda: site(*qkv, heads.clone()),
+        "Attention, a new mask, no guard": lambda: fixed(*qkv, heads.clone()),
+    }
+    found = {}
+    for name, call in calls.items():
+        device_ms = bench.ms(call)
+        if bench.cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        found[name] = {"device_ms": device_ms, "host_ms": 1e3 * (time.perf_counter() - started)}
+    return {"calls": found, "policies": list(plan.policies)}
+
+
+def memory(bench: Bench) -> dict[str, Any]:
+    mask = bench.cut(load_mask(DATA / "xattention_75600.npz").mask)
+    heads, qkv = bench.dense(mask), bench.sequences(mask)
+    site = wavealign.Attention(bench.profile, backend=bench.backend, layout="bshd")
+    turns = 20 if bench.small else 1000
+    marks = []
+    before = torch.cuda.memory_allocated() if bench.cuda else 0
+    if bench.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for turn in range(turns):
+        site(*qkv, heads.roll(turn % 50, 1))
+        if turn in (9, turns // 2, turns - 1) and bench.cuda:
+            torch.cuda.synchronize()
+            marks.append((turn + 1, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    H, M, N = heads.shape
+    out_bytes = qkv[0].numel() * qkv[0].element_size() + 4 * H * mask.tokens_q
+    return {
+        "calls": turns,
+        "allocated_before_bytes": before,
+        "marks": [dict(zip(("call", "allocated", "reserved"), m, strict=True)) for m in marks],
+        "grown_bytes": marks[-1][1] - marks[0][1] if marks else None,
+        "peak_extra_bytes": torch.cuda.max_memory_allocated() - before if bench.cuda else None,
+        "lists_bytes": 4 * H * M * (N + 5),
+        "output_bytes": out_bytes,
+        "mask_bytes": H * M * N,
+        "statistics": vars(site.statistics),
+    }
+
+
+def wan(bench: Bench) -> dict[str, Any]:
+    from diffusers import WanTransformer3DModel
+
+    from wavealign.integrations import diffusers as integration
+
+    heads, frames = (2, 1) if bench.small else (40, 21)
+    height, width = (16, 16) if bench.small else (90, 160)
+    dtype = torch.bfloat16 if bench.cuda else torch.float32
+    with torch.device(bench.device):
+        model = WanTransformer3DModel(
+            patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=128,
+            in_channels=16, out_channels=16, text_dim=64, freq_dim=256,
+            ffn_dim=256 if bench.small else 13824, num_layers=1,
+        ).to(dtype).eval()  # fmt: skip
+        inputs = {
+            "hidden_states": torch.randn(1, 16, frames, height, width, dtype=dtype),
+            "timestep": torch.tensor([500]),
+            "encoder_hidden_states": torch.randn(1, 512, 64, dtype=dtype),
+        }
+    tokens = frames * height * width // 4
+    M = -(-tokens // 128)
+    source = load_mask(DATA / "xattention_75600.npz").mask
+    eight = bench.dense(source)[:, :M, :M]
+    kept = torch.cat([eight] * -(-heads // len(eight)))[:heads].contiguous()
+
+    @torch.no_grad()
+    def step() -> object:
+        return model(**inputs, return_dict=False)
+
+    found: dict[str, Any] = {"tokens": tokens, "layers": 1, "density": float(kept.float().mean())}
+    found["dense_ms"] = bench.ms(step, 3)
+    for policy in ("original", "auto"):
+        integration.enable(
+            model, lambda q, k: kept, policy=policy, profile=bench.profile, backend=bench.backend
+        )
+        found[f"{policy}_ms"] = bench.ms(step, 3)
+        if policy == "auto":
+            found["statistics"] = vars(integration.statistics(model))
+        integration.disable(model)
+    q = torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype)
+    sequences = Sequences.check(q, q, q, "bshd")
+    sizes = geometry(kept, 1, (128, 128), (tokens, tokens))
+    choice = choose_backend(bench.backend, sizes, sequences, bench.device)
+    found |= {"backend": choice.name, "backend_reason": choice.reason}
+    found["wave"] = rows_in_flight(choice, sizes)
+    for policy in ("original", "auto"):
+        site = wavealign.Attention(
+            bench.profile, policy=policy, backend=bench.backend, layout="bshd"
+        )
+        found[f"attention_{policy}_ms"] = bench.ms(lambda s=site: s(q, q, q, kept.clone()), 3)
+    return found
+
+
+SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "planning": planning,
+    "guard": guard,
+    "attend": attend,
+    "memory": memory,
+    "wan": wan,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.small, options.repeats)
+    for name in options.only:
+        started = time.perf_counter()
+        try:
+            result = SECTIONS[name](bench)
+        except Exception:  # the other sections are still worth having
+            result = {"error": traceback.format_exc()}
+        result |= {
+            "section": name,
+            "gpu": torch.cuda.get_device_name() if bench.cuda else None,
+            "small": bench.small,
+            "seconds": time.perf_counter() - started,
+            "wavealign": wavealign.__version__,
+            "torch": torch.__version__,
+        }
+        (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(name, "failed" if "error" in result else "done", f"{result['seconds']:.1f} s")
+        if bench.cuda:
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
