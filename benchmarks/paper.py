@@ -101,7 +101,9 @@ def _print(
     for name, found in launches.items():
         base = found["original"]
         cells = [cell(found[p], base) if p in found else "-" for p in policies]
-        print(f"| {name} | {base.tokens_kv:,} | {base.density:.3f} | {' | '.join(cells)} |")
+        tokens = "-" if base.tokens_kv is None else f"{base.tokens_kv:,}"
+        density = "-" if base.density is None else f"{base.density:.3f}"
+        print(f"| {name} | {tokens} | {density} | {' | '.join(cells)} |")
     print()
 
 
