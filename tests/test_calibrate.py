@@ -85,7 +85,7 @@ def test_the_fit_recovers_a_known_card():
 
 def test_too_few_runs_are_refused():
     runs = synthetic_runs(small_device(), 2)
-    with pytest.raises(InputError, match=r"6 runs with hit ratios of 1 masks can't determine 8"):
+    with pytest.raises(InputError, match=r"6 runs with hit ratios of 1 masks can't determine 9"):
         calibrate(runs[:6], small_device())
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -398,3 +399,18 @@ def test_required_metrics_that_are_not_listed(fake_ncu):
 
 def test_an_ncu_that_lists_nothing(fake_ncu):
     assert available_metrics(str(fake_ncu("", "") / "ncu"), METRICS) == METRICS
+
+
+def test_output_recorded_on_an_h200():
+    """ncu 2025.3.1, driver 580.159.04: a kernel that reads 256 MiB once, launched twice."""
+    text = (Path(__file__).parent / "data" / "ncu_stream_read_h200.csv").read_text()
+    first, second = (derive(row) for row in parse_csv(text))
+    for counters in (first, second):
+        assert counters.kernel == "_stream_read"
+        assert check_control(counters, 2**28) is None
+        assert counters.hbm_read_bytes == pytest.approx(2**28, rel=0.01)
+        assert counters.l2_requested_bytes == pytest.approx(2**28, rel=0.01)
+        assert counters.grid_size == 2**26 // 8192
+        assert counters.tensor_active_frac == 0
+        assert 1.0 < counters.clock_ghz <= 1.98
+    assert check_control(first, 2**29) is not None

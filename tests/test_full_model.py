@@ -193,15 +193,31 @@ WORK = Work(cycles=4e7, flops=1.6e13, hbm_bytes=6e10, l2_bytes=1.6e11)
 
 
 def test_clock_is_where_the_budget_is_spent():
+    """A launch starts at f1, where P(f1) is the cap; the steady state runs at s times that."""
     power = load_device("h200").power
-    single = clock_and_energy(power, 1.98, WORK, "single")
-    assert single.power_bound
-    assert power.watts(single.clock_ghz, WORK) == pytest.approx(power.cap_w, rel=1e-4)
-    assert single.time_ms == pytest.approx(WORK.cycles / single.clock_ghz * 1e-6)
-    assert single.energy_j == pytest.approx(700 * single.time_ms * 1e-3)
     steady = clock_and_energy(power, 1.98, WORK, "steady")
-    assert steady.clock_ghz == pytest.approx(single.clock_ghz * power.steady_clock_frac)
+    assert steady.power_bound
+    start_ghz = steady.clock_ghz / power.steady_clock_frac
+    assert power.watts(start_ghz, WORK) == pytest.approx(power.cap_w, rel=1e-4)
+    assert steady.time_ms == pytest.approx(WORK.cycles / steady.clock_ghz * 1e-6)
+    assert steady.energy_j == pytest.approx(700 * steady.time_ms * 1e-3)
+    single = clock_and_energy(power, 1.98, WORK, "single")
+    assert steady.clock_ghz < single.clock_ghz < start_ghz
     assert steady.energy_j > single.energy_j
+
+
+@pytest.mark.parametrize("launches", [1e-4, 1.0, 1e4])
+def test_a_launch_runs_the_cycles_of_an_exponential_clock(launches):
+    """The time solves cycles = integral of the sinking clock, from 1 launch's work to 10⁴."""
+    power = load_device("h200").power
+    work = Work(*(launches * value for value in dataclasses.astuple(WORK)))
+    time_ms = clock_and_energy(power, 1.98, work, "single").time_ms
+    s, tau_ms = power.steady_clock_frac, power.settle_ms
+    start_ghz = clock_and_energy(power, 1.98, work, "steady").clock_ghz / s
+    step_ms = time_ms / 10_000
+    moments_ms = (np.arange(10_000) + 0.5) * step_ms
+    clock_ghz = start_ghz * (s + (1 - s) * np.exp(-moments_ms / tau_ms))
+    assert clock_ghz.sum() * step_ms * 1e6 == pytest.approx(work.cycles, rel=1e-3)
 
 
 def test_clock_falls_with_hbm_reads_and_stops_at_its_maximum():

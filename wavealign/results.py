@@ -53,7 +53,7 @@ class RunResult:
         version: of the tool.
 
     What only a measured run has (None in a simulated one, and where it wasn't read):
-        batch, kv_heads, head_dim, dtype: of the launch.
+        tokens_kv, density, batch, kv_heads, head_dim, dtype: of the launch.
         repeats: launches behind `time_ms` (their median; in the steady state their mean).
         time_spread_frac: interquartile range of their times / `time_ms`.
         counters_ms: kernel time of the launch that the profiler replayed.
@@ -101,6 +101,8 @@ class RunResult:
     roofline: str | None
     bound: str | None
     version: str
+    tokens_kv: int | None = None
+    density: float | None = None
     batch: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None

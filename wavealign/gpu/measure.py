@@ -272,6 +272,8 @@ class _Rows:
             roofline=None,
             bound=None,
             version=__version__,
+            tokens_kv=mask.tokens_kv,
+            density=mask.density,
             batch=problem.batch,
             kv_heads=problem.kv_heads or mask.H,
             head_dim=problem.head_dim,

@@ -125,11 +125,11 @@ def clock_and_energy(
         bound = True
     watts = power.cap_w if bound else power.watts(clock_ghz, work)
     time_ms = work.cycles / clock_ghz * 1e-6
-    if bound and regime == "steady":
-        time_ms /= power.steady_clock_frac
-    elif bound:
-        time_ms = _single_ms(power, time_ms)
-    return Timing(time_ms, work.cycles / time_ms * 1e-6, watts * time_ms * 1e-3, bound)
+    if bound:
+        steady = regime == "steady"
+        time_ms = time_ms / power.steady_clock_frac if steady else _single_ms(power, time_ms)
+        clock_ghz = work.cycles / time_ms * 1e-6
+    return Timing(time_ms, clock_ghz, watts * time_ms * 1e-3, bound)
 
 
 def _single_ms(power: PowerProfile, start_ms: float) -> float:
