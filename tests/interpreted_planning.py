@@ -19,7 +19,7 @@ from wavealign.planning.phases import entry_skips
 from wavealign.planning.visits import Walk, write_lists, write_places
 
 rng = np.random.default_rng(1)
-ROUNDS = 4
+ROUNDS = 3
 
 
 def permutations(count, size):
@@ -72,7 +72,7 @@ for turn in range(ROUNDS):
         shuffled = Planner((H, M, N), "cpu", wave=wave).sweeps("nnz/shuffled")
         host = BlockMask.from_dense(dense)
         on_device.SNAPSHOTS = statistics.SNAPSHOTS = 3
-        for capacity in (3, 100):
+        for capacity in (3,):
             got = on_device._on_gpu(mask, wave, capacity, shuffled)
             for a, b in zip(got, statistics.mask_statistics(host, wave, capacity), strict=True):
                 assert (a.hit_original, a.hit_sawtooth) == (b.hit_original, b.hit_sawtooth), (a, b)

@@ -11,6 +11,7 @@ from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.masks import BlockMask
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
 from wavealign.attention import plans  # noqa: E402
 

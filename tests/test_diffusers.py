@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 pytest.importorskip("diffusers")
 
 from wavealign.errors import InputError  # noqa: E402

@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "policy", ["original", "nnz", "svd+nnz", "nnz-wave/shuffled+sawtooth", "nnz/shuffled"]
+    "policy", ["original", "nnz", "nnz-dealt", "svd+nnz", "nnz-wave/shuffled+sawtooth"]
 )
 def test_planning_waits_for_nothing(policy):
     mask = torch.from_numpy(np.random.default_rng(0).random((3, 20, 30)) < 0.4)

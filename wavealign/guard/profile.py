@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
+from wavealign.order.policies import parse_policy
 
 GUARD_SCHEMA = "wavealign.guard/1"
 SOURCES = ("measured", "simulated")
@@ -65,7 +66,7 @@ class GuardProfile:
         if all(policy == "original" for policy in policies):
             return 0.0
         once_ms = self.plan_launch_ms + 1e-6 * self.plan_cell_ns * heads * rows * columns
-        if not any(policy.endswith("phased") or policy == "lockstep" for policy in policies):
+        if not any(parse_policy(policy).visits.phased for policy in policies):
             return once_ms
         # A second pass over the mask, and the two recurrences.
         return 2 * once_ms + 1e-6 * rows * (heads * self.phase_row_ns + self.phase_slot_ns)

@@ -13,7 +13,7 @@ from wavealign.order.context import Draw, OrderContext
 
 # Enough to correct what drifts apart over a head on an H200, and small beside what unequal rows
 # in flight cost: 4 to 12 % simulate alike on every mask at hand.
-_DEALT_SPAN_FRAC = 0.08
+DEALT_SPAN_FRAC = 0.08
 
 
 def original(head: HeadMask, context: OrderContext) -> Int32Array:
@@ -34,7 +34,7 @@ def nnz(head: HeadMask, context: OrderContext) -> Int32Array:
 def nnz_dealt(head: HeadMask, context: OrderContext) -> Int32Array:
     """NNZ descending by groups of waves, rows of a group dealt to its waves in turn.
 
-    A group takes so many waves that its rows span a share of their NNZ (`_DEALT_SPAN_FRAC`), and
+    A group takes so many waves that its rows span a share of their NNZ (`DEALT_SPAN_FRAC`), and
     each of its waves spans about as much, longest row first. So an SM that has fallen behind takes
     a shorter row, and rows of equal length stay in step although SMs differ in speed
     (docs/policies.md).
@@ -44,7 +44,7 @@ def nnz_dealt(head: HeadMask, context: OrderContext) -> Int32Array:
     parts = []
     begin = 0
     while begin < head.M:
-        within = length[begin:] > (1 - _DEALT_SPAN_FRAC) * length[begin]
+        within = length[begin:] > (1 - DEALT_SPAN_FRAC) * length[begin]
         span = head.M - begin if within.all() else int(np.argmin(within))
         waves = max(1, -(-span // context.wave))
         end = min(begin + waves * context.wave, head.M)

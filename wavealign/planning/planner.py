@@ -180,6 +180,8 @@ class Planner:
         for name, inside_waves in dict.fromkeys((r.rows, r.inside_waves) for r in recipes):
             if name == "nnz":
                 order = rows.by_nnz(counts)
+            elif name == "nnz-dealt":
+                order = rows.by_nnz_dealt(counts, self.wave)
             elif name == "svd":
                 order = self._svd(kept, counts)
             else:

@@ -9,10 +9,10 @@ from wavealign.errors import InputError
 from wavealign.order.policies import parse_policy
 from wavealign.order.visits import VisitOrder
 
-ROWS = ("original", "nnz", "svd")
+ROWS = ("original", "nnz", "nnz-dealt", "svd")
 """Row orders there is a device implementation of; each also takes the suffix ``+nnz``."""
 
-_NAMES = {"nnz-wave": "original+nnz", "lockstep": "nnz"}
+_NAMES = {"nnz-wave": "original+nnz", "lockstep": "nnz", "resync": "nnz-dealt"}
 
 
 @dataclass(frozen=True)
