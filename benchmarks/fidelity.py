@@ -24,11 +24,13 @@ from wavealign.sim.recordings import Recording, load_recordings
 from wavealign.sim.setup import Setup
 
 DATA = Path(__file__).parent.parent / "data"
-SHIPPED = [
+RECORDED = [
     DATA / "h200" / "runs.jsonl",
     DATA / "xattention_363600.runs.jsonl",
     DATA / "spargeattn_363600.runs.jsonl",
 ]
+VALIDATED = [DATA / "validated.runs.jsonl", DATA / "h200" / "validated.runs.jsonl"]
+SHIPPED = RECORDED + VALIDATED
 
 
 def main() -> None:

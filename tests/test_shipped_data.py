@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -24,6 +25,10 @@ HEADS = {
     "spargeattn_363600": ((2, 5682, 2841), (64, 128), 363600),
     "h200/video_cv1_2841": ((1, 2841, 2841), (128, 128), 363648),
     "h200/vslash_2841": ((1, 2841, 2841), (128, 128), 363648),
+    "h200/rand_cv_2841": ((1, 2841, 2841), (128, 128), 363648),
+    "h200/rand_eq_2841": ((1, 2841, 2841), (128, 128), 363648),
+    "h200/video_1156h2": ((2, 1156, 1156), (128, 128), 147968),
+    "h200/content_262144_64x128": ((1, 4096, 2048), (64, 128), 262144),
 }
 
 
@@ -45,7 +50,7 @@ def test_masks_are_what_the_provenance_file_says(name):
 
 def test_simulated_runs_are_close_to_what_the_card_measured():
     """Runs of flash-attn-4 on an H200, orders as recorded (docs/fidelity.md)."""
-    found = [recording for path in fidelity.SHIPPED for recording in load_recordings(path)]
+    found = [recording for path in fidelity.RECORDED for recording in load_recordings(path)]
     assert len(found) == 38 + 20 + 6
     for recording in found[::5]:
         recording.schedule.check(recording.mask)
@@ -59,3 +64,30 @@ def test_simulated_runs_are_close_to_what_the_card_measured():
         # A simulator that says the same of all orders could not have this.
         measured = [recording.measured.l2_hit_frac for recording in found]
         assert np.corrcoef(measured, [r.l2_hit_frac for r in results])[0, 1] > 0.95
+
+
+def sample(path, tmp_path, kernel, step):
+    """Every so many runs of a kernel, without those whose schedules take long to rebuild."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kept = [r for r in rows if r["kernel"] == kernel and "svd" not in r["policy"]][::step]
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, kept)), encoding="utf-8")
+    return list(load_recordings(tmp_path / "runs.jsonl", path.parent, kernel))
+
+
+@pytest.mark.parametrize("path", fidelity.VALIDATED)
+def test_what_validate_measured_later_is_predicted_too(path, tmp_path):
+    """Runs that nothing about hits was fitted to; a sample, for time (docs/fidelity.md)."""
+    found = sample(path, tmp_path, "fa4", 5)
+    errors = replay_errors(found, replay(found, Setup.make("h200")))
+    assert len(found) >= 5
+    assert np.abs(errors.hit_points).mean() <= 2.0
+    assert np.abs(errors.time_percent).mean() <= 3.0
+
+
+@pytest.mark.parametrize(("kernel", "time_percent"), [("triton", 2.0), ("flex", 6.0)])
+def test_other_kernels_ran_the_same_schedules(kernel, time_percent, tmp_path):
+    found = sample(fidelity.VALIDATED[1], tmp_path, kernel, 2)
+    errors = replay_errors(found, replay(found, Setup.make("h200", kernel)))
+    assert len(found) >= 3
+    assert np.abs(errors.hit_points).mean() <= 2.0
+    assert np.abs(errors.time_percent).mean() <= time_percent

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @model_options
 @click.option(
     "--policy", "policies", multiple=True, metavar="P",
-    help="ROWS[/VISITS], repeatable; default: the usual nine (see `wavealign policies`).",
+    help="ROWS[/VISITS], repeatable; default: the usual ten (see `wavealign policies`).",
 )  # fmt: skip
 @click.option(
     "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
