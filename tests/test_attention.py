@@ -152,6 +152,15 @@ def test_a_profile_of_another_gpu_warns_once(monkeypatch):
     assert plans.profile_name(None) == "h100"
 
 
+def test_old_shapes_are_forgotten():
+    site = wavealign.Attention("h200", policy="nnz", backend="reference", block=BLOCK)
+    for tokens in range(16, 16 * 20, 16):
+        q, k, v = inputs(B=1, H=1, tokens=(tokens, 8))
+        site(q, k, v, torch.ones(1, tokens // 16, 1, dtype=torch.bool))
+    assert len(site._states) == 16
+    assert len(site._buffers._planners) == 16
+
+
 def changed(**changes):
     def make():
         q, k, v = inputs()

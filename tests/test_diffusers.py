@@ -129,6 +129,8 @@ def test_bad_input():
     model, _ = wan()
     with pytest.raises(InputError, match="isn't enabled"):
         integration.disable(model)
+    with pytest.raises(InputError, match=r"needs wavealign.methods|unknown"):
+        integration.enable(model, "xattn")
     with pytest.raises(InputError, match="mask_every is 0"):
         integration.enable(model, Masks(), mask_every=0)
     integration.enable(model, Masks(), **OPTIONS)

@@ -16,7 +16,7 @@ from wavealign.guard.on_device import device_statistics
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import DeviceSchedule, Planner
 from wavealign.planning.recipes import Recipe
-from wavealign.sim.devices import device_of_gpu
+from wavealign.sim.devices import device_of_gpu, load_device
 
 _warned: set[tuple[str, str]] = set()
 
@@ -77,10 +77,11 @@ class Terms:
         Raises:
             InputError: no profile for this GPU, and none given.
         """
-        name = profile_name(self.device_profile)
-        model = CostModel.make(
-            name, wave=rows_in_flight(choice, sizes), head_dim=head_dim, regime=regime
-        )
+        device = load_device(profile_name(self.device_profile))
+        kernel = choice.name if choice.name in device.kernels else None
+        # A block's cycles hold for the rows in flight that the profile's kernel has.
+        wave = rows_in_flight(choice, sizes) if kernel is not None else None
+        model = CostModel.make(device, kernel, wave=wave, head_dim=head_dim, regime=regime)
         return Guard(model, self.objective)
 
     def wave(self, sizes: Geometry, choice: Choice) -> int:
@@ -106,7 +107,8 @@ def profile_name(given: str | None) -> str:
                 "(wavealign devices), or a policy instead of 'auto'."
             )
         return own
-    if gpu is not None and own != given and (given, gpu) not in _warned:
+    named = load_device(given).name
+    if gpu is not None and own != named and (given, gpu) not in _warned:
         _warned.add((given, gpu))
         warnings.warn(f"planning by profile '{given}' on a {gpu}.", UserWarning, stacklevel=3)
     return given

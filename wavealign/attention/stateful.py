@@ -22,6 +22,7 @@ from wavealign.guard.decide import Decision, Guard
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import Planner
 
+_MOST_SHAPES = 16  # of calls that are remembered; the oldest goes
 _SAMPLED_ROW = 16  # every so many rows of a mask tell how much it has changed
 
 
@@ -83,6 +84,8 @@ class Buffers:
     def planner(self, key: object, make: Callable[[], Planner]) -> Planner:
         """The planner of these terms, made on first use."""
         if key not in self._planners:
+            if len(self._planners) >= _MOST_SHAPES:
+                self._users.pop(self._planners.pop(next(iter(self._planners))), None)
             self._planners[key] = make()
         return self._planners[key]
 
@@ -116,7 +119,8 @@ class Attention:
     """Attention at one place of a model, called once a denoising step.
 
     Memory: for each shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for all that share
-    `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow with calls.
+    `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow with calls. The
+    last 16 shapes are remembered.
 
     Attributes:
         statistics: what it has done so far.
@@ -201,6 +205,8 @@ class Attention:
         heads, size, batch = check_mask(mask, q, self._block)
         if state is None:
             state = self._new_state(heads, size, batch, sequences)
+            if len(self._states) >= _MOST_SHAPES:
+                self._states.pop(next(iter(self._states)))
             self._states[key] = state
         policies: str | tuple[str, ...] = self._terms.policy
         if state.guard is not None:

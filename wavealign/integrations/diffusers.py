@@ -173,8 +173,13 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     Raises:
         InputError: an unknown method.
     """
-    from wavealign import methods  # type: ignore[attr-defined, unused-ignore]
-
+    try:
+        methods = importlib.import_module("wavealign.methods")
+    except ModuleNotFoundError as problem:
+        raise InputError(
+            f"method='{name}' needs wavealign.methods, which this installation doesn't have; "
+            "give a function (q, k) -> mask."
+        ) from problem
     methods.find_method(name)
 
     def mask_function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
