@@ -1,11 +1,12 @@
 """The guard against the simulator: what it chooses, what that wins, what the best would have won.
 
-    python benchmarks/guard_offline.py [--device h200] [--uses 1] [--out FILE.jsonl]
+    python benchmarks/guard_offline.py [--device h200] [--uses 1] [--out FILE.jsonl] [--measured]
 
 Launches of all heads: the shipped masks, and synthetic ones where there is little or nothing to
 win (dense, vertical-slash, short sequences, few rows) or much (random, content-like, 64-row
 tiles). "best" is the best of six policies for the whole launch; planning times are the guard
-profile's. Everything here is simulated.
+profile's. Everything here is simulated, but with --measured: then the times of the runs that ship
+with the repository (FlashAttention-4 on an H200) take the simulator's place, for masks that ran.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from wavealign.guard import CostModel, Guard
+from wavealign.guard import CostModel, Decision, Guard
 from wavealign.guard.model import LOCKSTEP, SAWTOOTH
 from wavealign.masks import BlockMask, load_mask
 from wavealign.order import Schedule, build_schedule
+from wavealign.sim.recordings import load_recordings
 from wavealign.sim.simulate import run_schedule
 
 DATA = Path(__file__).parent.parent / "data"
@@ -124,13 +126,20 @@ def evaluate(name: str, mask: BlockMask, model: CostModel, uses: float) -> dict[
     kernel = {p: run_schedule(mask, s, setup).time_ms for p, s in schedules.items()}
     plan = {p: profile.plan_ms([p], mask.H, mask.M, mask.N) / uses for p in policies}
     total = {p: kernel[p] + plan[p] for p in policies}
-    best = min(total, key=total.get)
     chosen = run_schedule(mask, mixed(schedules, decision.policies), setup)
     guard_ms = chosen.time_ms + decision.plan_ms
+    return summary(name, mask.H, total, guard_ms, decision)
+
+
+def summary(
+    name: str, heads: int, total: dict[str, float], guard_ms: float, decision: Decision
+) -> dict[str, object]:
+    """One row of the table: times with planning, what was chosen, what it won."""
+    best = min(total, key=total.get)
     possible = total["original"] - total[best]
     return {
         "mask": name,
-        "heads": mask.H,
+        "heads": heads,
         "original_ms": total["original"],
         "best": best,
         "best_ms": total[best],
@@ -145,20 +154,44 @@ def evaluate(name: str, mask: BlockMask, model: CostModel, uses: float) -> dict[
     }
 
 
+def measured(model: CostModel, uses: float) -> Iterator[dict[str, object]]:
+    """The guard's choice on masks that ran, by the card's own times."""
+    groups: dict[str, dict[str, float]] = {}
+    found: dict[str, BlockMask] = {}
+    for runs, where in (
+        (DATA / "validated.runs.jsonl", DATA),
+        (DATA / "h200" / "validated.runs.jsonl", DATA / "h200"),
+    ):
+        for run in load_recordings(runs, where, "fa4"):
+            policy = {"lockstep": LOCKSTEP}.get(run.schedule.policy, run.schedule.policy)
+            groups.setdefault(run.mask_name, {})[policy] = run.measured.time_ms
+            found[run.mask_name] = run.mask
+    for name, kernel in groups.items():
+        mask = found[name]
+        decision = Guard(model).decide_mask(mask, uses)
+        (chosen,) = set(decision.policies)
+        total = {
+            p: ms + model.profile.plan_ms([p], mask.H, mask.M, mask.N) / uses
+            for p, ms in kernel.items()
+        }
+        yield summary(name, mask.H, total, total[chosen], decision)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="h200")
     parser.add_argument("--uses", type=float, default=1.0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     model = CostModel.make(options.device)
     rows = []
-    for name, mask in masks():
-        row = evaluate(name, mask, model, options.uses)
+    simulated = (evaluate(name, mask, model, options.uses) for name, mask in masks())
+    for row in measured(model, options.uses) if options.measured else simulated:
         rows.append(row)
         caught = "nothing" if row["caught"] is None else f"{row['caught']:7.1%}"
         print(
-            f"{name:32} original {row['original_ms']:7.3f} ms, guard {row['guard_ms']:7.3f} "
+            f"{row['mask']:32} original {row['original_ms']:7.3f} ms, guard {row['guard_ms']:7.3f} "
             f"({row['slower_frac']:+6.2%}, expected {-row['expected_frac']:+6.2%}), best "
             f"{row['best_ms']:7.3f} ({row['best']}), caught {caught}  {row['guard']}",
             flush=True,
@@ -169,7 +202,8 @@ def main() -> None:
     print(
         f"\n{options.device}, plans used {options.uses:g} times: caught {won / possible:.1%} of "
         f"what could be won over all masks, {min(caught):.1%} at worst on one; slower than "
-        f"original by at most {max(row['slower_frac'] for row in rows):+.2%}. Simulated."
+        f"original by at most {max(row['slower_frac'] for row in rows):+.2%}. "
+        f"{'Measured' if options.measured else 'Simulated'}."
     )
     if options.out is not None:
         options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))

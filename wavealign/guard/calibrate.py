@@ -1,8 +1,9 @@
 """Fit the guard's constants to runs, simulated and measured.
 
-Three of them, one after the other: the capacity of the snapshots' LRU and the sweeps that
-``lockstep`` costs from hit ratios, what a miss adds from the ratios of times between policies of
-one mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
+Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; the sweeps
+that ``lockstep`` costs so that choosing between it and ``nnz/shuffled+sawtooth`` loses least time,
+and among equals from hit ratios; what a miss adds from the ratios of times between policies of one
+mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
 """
 
 from __future__ import annotations
@@ -124,8 +125,11 @@ def fit_guard(
         key=lambda m: _squares(_hit_errors(cases, m, statistics, CANDIDATES[:2])),
     )
     model = min(
-        (with_figures(lockstep_sweeps=0.5 + 0.05 * i) for i in range(41)),
-        key=lambda m: _squares(_hit_errors(cases, m, statistics, (LOCKSTEP,))),
+        (with_figures(lockstep_sweeps=round(0.5 + 0.05 * i, 2)) for i in range(41)),
+        key=lambda m: (
+            round(_regret(groups, m, statistics), 6),
+            _squares(_hit_errors(cases, m, statistics, (LOCKSTEP,))),
+        ),
     )
     model = min(
         (with_figures(miss_stall_frac=stall) for stall in _STALLS),
@@ -214,6 +218,25 @@ def _speedup_errors(
                 observed = group["original"].time_ms / case.time_ms
                 errors.append(times["original"] / times[policy] / observed - 1.0)
     return np.array(errors)
+
+
+def _regret(
+    groups: Sequence[dict[str, GuardCase]], model: CostModel, statistics: Statistics
+) -> float:
+    """Time lost by the predicted choice among the planned policies, summed over launches."""
+    lost = 0.0
+    for group in groups:
+        planned = [p for p in CANDIDATES[1:] if p in group]
+        if len(planned) < 2:
+            continue
+        mask = group["original"].mask
+        heads = statistics[mask.digest, model.profile.capacity_frac]
+        rows = model.predict(heads, mask.block_q, mask.block_kv)
+        expected = {p: sum(row[CANDIDATES.index(p)].time_ms for row in rows) for p in planned}
+        chosen = min(planned, key=expected.__getitem__)
+        best = min(group[p].time_ms for p in planned)
+        lost += group[chosen].time_ms / best - 1.0 if best else 0.0
+    return lost
 
 
 def _squares(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
