@@ -12,7 +12,7 @@ from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
 from wavealign.cli.curve import curve
 from wavealign.cli.failure import Group
-from wavealign.cli.lists import devices, policies
+from wavealign.cli.lists import devices, methods, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
 from wavealign.cli.sim import sim
@@ -24,5 +24,5 @@ def main() -> None:
     """Order the rows of block-sparse attention so that what runs together reads together."""
 
 
-for command in (sim, curve, order, calibrate, mask, policies, devices):
+for command in (sim, curve, order, calibrate, mask, policies, methods, devices):
     main.add_command(command)
