@@ -8,8 +8,15 @@ from typing import Any
 
 import click
 
+from wavealign.cli.mask_convert import convert
 from wavealign.cli.mask_make import make
-from wavealign.cli.options import device_options, json_option, load_heads, make_setup
+from wavealign.cli.options import (
+    device_options,
+    json_option,
+    load_heads,
+    make_setup,
+    reading_options,
+)
 
 
 @click.group()
@@ -18,13 +25,12 @@ def mask() -> None:
 
 
 mask.add_command(make)
+mask.add_command(convert)
 
 
 @mask.command()
 @click.argument("file")
-@click.option("--key", help="The mask inside a file that holds several: KEY/mask, ...")
-@click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
-@click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7.")
+@reading_options
 @click.option("--per-head", is_flag=True, help="A row for every head.")
 @click.option(
     "--qk", "qk_path", metavar="FILE",
@@ -41,6 +47,8 @@ def info(
     key: str | None,
     block: str | None,
     heads: str | None,
+    form: str | None,
+    seq_len: str | None,
     per_head: bool,
     qk_path: str | None,
     compute: str,
@@ -53,7 +61,7 @@ def info(
     from wavealign.report.tables import print_table, stats_table
 
     setup = make_setup(**device_options)
-    loaded, head_ids = load_heads(file, heads, block, key)
+    loaded, head_ids = load_heads(file, heads, block, key, form, seq_len)
     mask = loaded.mask
     total, each = mask_stats(mask)
     each = [dataclasses.replace(s, head=head_ids[s.head or 0]) for s in each]
