@@ -10,6 +10,7 @@ import click
 
 from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
+from wavealign.cli.capture import capture
 from wavealign.cli.curve import curve
 from wavealign.cli.failure import Group
 from wavealign.cli.lists import devices, methods, policies
@@ -24,5 +25,5 @@ def main() -> None:
     """Order the rows of block-sparse attention so that what runs together reads together."""
 
 
-for command in (sim, curve, order, calibrate, mask, policies, methods, devices):
+for command in (sim, curve, order, calibrate, mask, capture, policies, methods, devices):
     main.add_command(command)

@@ -12,7 +12,7 @@ import click
 
 from wavealign.cli.failure import Failure
 from wavealign.cli.options import json_option, seed_option
-from wavealign.cli.qk import choose_grid, open_source, qk_options
+from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
@@ -64,9 +64,11 @@ def make(
     from wavealign.report.progress import Progress
     from wavealign.units import parse_heads
 
-    device, text_tokens, order = qk["device"], qk["text_tokens"], qk["order"]
     with ExitStack() as stack:
-        source = open_source(qk, stack, needed=chosen.needs_qk, quiet=quiet)
+        try:
+            source = open_source(qk, stack, needed=chosen.needs_qk, quiet=quiet)
+        except KeyboardInterrupt:
+            raise Failure("interrupted while Q and K were made; nothing was written.", 1) from None
         grid = choose_grid(qk, source)
         count = source.heads if source is not None else qk["num_heads"]
         head_ids = parse_heads(heads, count) if heads is not None else list(range(count))
@@ -80,8 +82,9 @@ def make(
         started = time.monotonic()
         try:
             mask = make_mask(
-                method, source, params, heads=head_ids, grid=grid, order=order,
-                text_tokens=text_tokens, seed=seed, device=device, on_head=on_head,
+                method, source, params, heads=head_ids, grid=grid, order=qk["order"],
+                text_tokens=text_tokens(qk, source), seed=seed, device=qk["device"],
+                on_head=on_head,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Failure(

