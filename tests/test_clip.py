@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -260,13 +261,24 @@ def test_the_command_line(tmp_path, files, small_vit):
     assert mask.shape == (2, 9, 9)
     assert mask.meta["note"] == NOTE
     assert mask.meta["qk"] == "clip.mp4"
-    out.unlink()
+    # Q and K that were kept make the same mask, on the same grid.
+    kept, again = tmp_path / "qk.safetensors", tmp_path / "again.npz"
+    result = run(*common, "--grid", "3x4x6", "--save-qk", kept)
+    assert result.exit_code == 0, result.output
+    tail = ["--method", "exact", "--set", "block=8", "--order", "hilbert", "--heads", "1,3"]
+    result = run("mask", "make", "--qk", kept, *tail, "--out", again, "--json")
+    assert result.exit_code == 0, result.output
+    assert load_mask(again).mask.digest == mask.digest
+    assert json.loads(result.stdout)["meta"]["note"] == NOTE
+    for path in (out, kept, again):
+        path.unlink()
     for arguments, text in (
         (["--grid", "4x4x6"], "need 13"),
         (["--grid", "3x4x6", "--layers", "0,9"], "--layers 0,9"),
         (["--grid", "3x4x6", "--profile", "sora"], "unknown profile"),
         (["--grid", "3x4x6", "--text-tokens", 5], "leave --text-tokens out"),
         (["--grid", "3x4x6", "--qk", "x.npz"], "choose one of them"),
+        (["--grid", "3x4x6", "--save-qk", tmp_path / "x.npz"], "expected a .safetensors"),
         ([], "need 81"),
     ):
         result = run(*common, *arguments)

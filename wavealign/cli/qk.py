@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -50,6 +52,10 @@ def qk_options(command: Command) -> Command:
             "--profile", default="wan2.1", show_default=True,
             help="Of --clip: calibrate the heads' temperatures to this video model's published "
             "concentrations (wan2.1, wan2.1-1.3b, hunyuan), or none.",
+        ),
+        click.option(
+            "--save-qk", metavar="FILE",
+            help="Of --clip: keep its Q and K (safetensors), for --qk later.",
         ),
         click.option(
             "--vit", metavar="FILE",
@@ -105,6 +111,8 @@ def open_source(
         if options["qk_path"] is not None:
             raise InputError("--qk and --clip both give Q and K; choose one of them.")
         return _run_clip(options, quiet)
+    if options["save_qk"] is not None:
+        raise InputError("--save-qk keeps the Q and K of --clip; give one.")
     if options["qk_path"] is not None:
         return stack.enter_context(FileSource(options["qk_path"]))
     if needed:
@@ -115,6 +123,8 @@ def open_source(
 def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     """The clip through the ViT, with its own progress."""
     from wavealign._extras import require
+    from wavealign.methods.sources import save_qk
+    from wavealign.npz import check_writable
     from wavealign.report.progress import Progress
     from wavealign.units import parse_heads
     from wavealign.video import find_model
@@ -134,11 +144,18 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
         raise InputError(f"--layers {options['layers']}: {problem}") from problem
     step = options["clip_step"] or find_model(options["model"]).stride[0]
     profile = None if options["profile"] == "none" else options["profile"]
+    keep = options["save_qk"]
+    if keep is not None and check_writable(keep).suffix != ".safetensors":
+        raise InputError(f"--save-qk {keep}: expected a .safetensors file.")
     with Progress(grid.frames, "frames", quiet) as progress:
-        return ClipSource.make(
+        source = ClipSource.make(
             options["clip"], vit, grid, layers, step, profile, options["device"],
             lambda index: progress.advance(f"frame {index}"),
         )  # fmt: skip
+    if keep is not None:
+        about = {"grid": str(grid), "about": json.dumps(source.about)}
+        save_qk(Path(keep), source.q, source.k, about)
+    return source
 
 
 def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:

@@ -22,7 +22,7 @@ from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.methods.make import make_mask
 from wavealign.methods.params import Params
-from wavealign.methods.sources import TensorSource
+from wavealign.methods.sources import TensorSource, save_qk
 from wavealign.video.grid import TokenGrid
 
 _BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
@@ -159,7 +159,7 @@ class Capture:
         if self._grid is not None and text >= 0:
             about.update(grid=str(self._grid), text_tokens=str(text))
         if self.wanted.method is None:
-            self.files.append(_save_tensors(self.folder / f"{name}.safetensors", q, k, about))
+            self.files.append(save_qk(self.folder / f"{name}.safetensors", q, k, about))
             return
         from wavealign.masks import save_mask
 
@@ -249,15 +249,3 @@ def _grid(model: nn.Module, latents: Any) -> TokenGrid | None:
         patch = (getattr(model.config, "patch_size_t", 1) or 1, patch, patch)
     frames, height, width = (n // p for n, p in zip(latents.shape[2:], patch, strict=True))
     return TokenGrid(frames, height, width)
-
-
-def _save_tensors(path: Path, q: Tensor, k: Tensor, about: dict[str, str]) -> Path:
-    """Safetensors, whole or not at all."""
-    save = require("safetensors.torch", "methods", "capture").save_file
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save({"q": q.contiguous().cpu(), "k": k.contiguous().cpu()}, partial, about)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

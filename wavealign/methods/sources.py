@@ -153,12 +153,31 @@ class FileSource:
         known: dict[str, Any] = {
             n: self.about[n] for n in ("model", "layer", "step") if n in self.about
         }
-        return {"qk": self.path.name, **known}
+        return {"qk": self.path.name, **known, **json.loads(self.about.get("about", "{}"))}
 
     def read(self, head: int) -> tuple[Tensor, Tensor]:
         """Queries and keys of a head, float ``(L, D)`` in the file's dtype."""
         index = (0, head) if self._batch else (head,)
         return _tensor(self._q[index]), _tensor(self._k[index])
+
+
+def save_qk(path: Path, q: Tensor, k: Tensor, about: dict[str, str]) -> Path:
+    """Write Q and K, ``[H, L, D]`` each, as safetensors, whole or not at all.
+
+    Args:
+        path: the file.
+        q: queries.
+        k: keys.
+        about: metadata; `FileSource` understands "grid" and "text_tokens".
+    """
+    save = require("safetensors.torch", "methods", f"{path}").save_file
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save({"q": q.contiguous().cpu(), "k": k.contiguous().cpu()}, partial, about)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
 
 
 class _NpzSlice:
