@@ -198,6 +198,8 @@ def radial(grid, decay, block, wan):
             density = whole.reshape(blocks, block, blocks, block).sum(axis=1) / block
             touched = (density > 0).sum(axis=2)
             keep |= (density > 1 / 3).sum(axis=2) > 0.6 * np.maximum(touched, 1e-9)
+    if L % block:
+        keep[-1] = keep[:, -1] = True
     return keep
 
 

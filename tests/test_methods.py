@@ -183,6 +183,14 @@ def test_radial(name, grid):
     assert (found.head(0).to_dense() == expected).all()
 
 
+def test_radial_without_its_dense_tail():
+    """A last block of 24 tokens counts its own queries."""
+    p = params.Radial(dense_tail=False)
+    mask = make_mask("radial", None, p, grid=TokenGrid(9, 30, 20))
+    assert mask.tokens_q % 128 == 24
+    assert 0 < mask.head(0).row_nnz[-1] < 43
+
+
 def test_radial_as_published():
     """Upstream's own mask of 18 x 3840 tokens, decay 0.2: density and row lengths."""
     mask = make_mask("radial", None, params.Radial(0.2, "hunyuan"), grid=TokenGrid(18, 48, 80))

@@ -68,7 +68,40 @@ def test_ltx_deals_frequencies_out_over_heads():
     first, last = (model_angles(ltx, grid, head).view(3, 4, 5, 64) for head in (0, 31))
     assert (first[..., :2] == 0).all()
     # Frame 0 is one frame of the clip: its middle is half a frame, of 20 s.
-    assert first[0, 0, 0, 2].item() == pytest.approx(math.pi / 2 * (2 * 0.5 / 25 / 20 - 1))
-    assert first[2, 0, 0, 2].item() == pytest.approx(math.pi / 2 * (2 * 13 / 25 / 20 - 1))
+    assert first[0, 0, 0, 2].item() == pytest.approx(math.pi / 2 * (2 * 0.5 / 24 / 20 - 1))
+    assert first[2, 0, 0, 2].item() == pytest.approx(math.pi / 2 * (2 * 13 / 24 / 20 - 1))
     assert first[0, 0, 0, 3].item() == pytest.approx(math.pi / 2 * (2 * 16 / 2048 - 1))
     assert last[0, 0, 0, 63].item() == pytest.approx(math.pi / 2 * 1e4 * (2 * 16 / 2048 - 1))
+
+
+def test_against_diffusers():
+    """The tables that diffusers' transformers make for the same latents."""
+    pytest.importorskip("diffusers")
+    from diffusers.models.transformers import (
+        transformer_hunyuan_video as hunyuan,
+    )
+    from diffusers.models.transformers import (
+        transformer_ltx2 as ltx,
+    )
+    from diffusers.models.transformers import (
+        transformer_wan as wan,
+    )
+
+    grid = TokenGrid(3, 4, 5)
+    latents = torch.zeros(1, 16, 3, 8, 10)
+    for name, module in (
+        ("wan2.1", wan.WanRotaryPosEmbed(128, (1, 2, 2), 1024)),
+        ("hunyuan", hunyuan.HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56], 256.0)),
+    ):
+        cos, sin = (table.reshape(60, 128)[:, ::2] for table in module(latents))
+        angles = model_angles(MODELS[name], grid, 0)
+        torch.testing.assert_close(angles.cos(), cos.double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(angles.sin(), sin.double(), atol=1e-5, rtol=0)
+    module = ltx.LTX2AudioVideoRotaryPosEmbed(4096, rope_type="split", num_attention_heads=32)
+    coordinates = module.prepare_video_coords(1, 3, 4, 5, torch.device("cpu"), fps=24.0)
+    cos, sin = module(coordinates)
+    for head in (0, 13, 31):
+        angles = model_angles(MODELS["ltx2"], grid, head)
+        # Angles of up to 1.6e4 turns in float32 there, in float64 here.
+        torch.testing.assert_close(angles.cos(), cos[0, head].double(), atol=3e-3, rtol=0)
+        torch.testing.assert_close(angles.sin(), sin[0, head].double(), atol=3e-3, rtol=0)

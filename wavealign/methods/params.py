@@ -305,6 +305,7 @@ class Radial(Params):
         decay: factor of the window's width (upstream: 0.2 for Wan2.1, 0.95 for HunyuanVideo).
         model: "wan" (half a frame at distance 1) or "hunyuan" (a full one).
         sink: frame 0 is read by every query (upstream: yes).
+        dense_tail: upstream's accident: a ragged last block of video is dense, row and column.
         dense_text: rows and columns of text tokens are dense (upstream: yes).
         block: tokens per query and K/V block, and the narrowest window (upstream: 128).
     """
@@ -312,6 +313,7 @@ class Radial(Params):
     decay: float = 0.2
     model: str = "wan"
     sink: bool = True
+    dense_tail: bool = True
     dense_text: bool = True
     block: int = 128
 

@@ -93,8 +93,12 @@ def radial(params: Radial, site: Site) -> BoolArray:
             end = min((first + 1) * block - frame * per_frame, per_frame)
             readers = np.minimum(high, end - 1) - np.maximum(low, begin) + 1
             touched = np.add.reduceat(readers > 0, starts, dtype=np.int64)
-            dense = np.add.reduceat(readers > _LEAST_COLUMN * block, starts, dtype=np.int64)
+            queries = min(block, tokens - first * block)
+            dense = np.add.reduceat(readers > _LEAST_COLUMN * queries, starts, dtype=np.int64)
             keep[first, cell_block[dense > _LEAST_BLOCK * touched]] = True
+    if params.dense_tail and tokens % block:
+        keep[tokens // block] = True
+        keep[:, tokens // block] = True
     return _with_text(keep, site, block, params.dense_text)
 
 

@@ -16,7 +16,7 @@ from wavealign.video.grid import TokenGrid, VideoModel
 
 _LTX_SPAN = (20.0, 2048.0, 2048.0)  # seconds, pixels, pixels: mapped to -1 .. 1
 _LTX_FREQUENCIES = 682  # per axis: 4096 channels / 6
-_LTX_FPS = 25.0
+_LTX_FPS = 24.0
 
 
 def axial_angles(grid: TokenGrid, dims: tuple[int, int, int], theta: float) -> Tensor:
