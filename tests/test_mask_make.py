@@ -109,6 +109,9 @@ def test_recall(tmp_path, file, qk):
     result = run("mask", "info", out, "--qk", file, "--heads", 1, "--quiet")
     assert f"{each[1]:.3f}" in result.stdout
     assert "recall" in result.stdout
+    # A file of fewer heads remembers which they were.
+    run("mask", "convert", out, tmp_path / "one.npz", "--heads", 1)
+    assert load_mask(tmp_path / "one.npz").mask.meta["heads"] == [0]
     # Recall by hand: head 0 of the file is head 1 of the mask.
     mask = load_mask(out).mask
     from wavealign.video import token_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import click
@@ -34,8 +35,12 @@ def convert(
     from wavealign.masks.export import check_target, export_mask
 
     check_target(out, target)
-    loaded, _ = load_heads(file, heads, block, key, form, seq_len)
+    loaded, chosen = load_heads(file, heads, block, key, form, seq_len)
     mask = loaded.mask
+    made_of = mask.meta.get("heads")  # which heads of Q and K, by head of the file
+    if heads is not None and isinstance(made_of, list) and max(chosen) < len(made_of):
+        kept = {**mask.meta, "heads": [made_of[head] for head in chosen]}
+        mask = dataclasses.replace(mask, meta=kept)
     export_mask(out, mask, target)
     if as_json:
         row = {
