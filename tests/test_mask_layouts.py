@@ -300,7 +300,9 @@ def test_format_settles_ambiguity(tmp_path):
         load_mask(path, form="cubes")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
+)
 @given(dense_masks(max_heads=2, max_rows=6, max_columns=9))
 def test_there_and_back(tmp_path, dense):
     mask = BlockMask.from_dense(dense, (128, 64))

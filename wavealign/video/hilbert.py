@@ -25,6 +25,9 @@ import numpy.typing as npt
 Axis = tuple[int, int]
 """Direction along a coordinate, and the signed number of cells: ``(coordinate, cells)``."""
 
+Sizes = tuple[int, int, int]
+"""Cells along the three axes of a box, in the order in which they matter."""
+
 Box = tuple[tuple[int, int, int], tuple[Axis, Axis, Axis]]
 """First cell, and the three axes in the order in which they matter."""
 
@@ -35,25 +38,48 @@ def hilbert_curve(shape: tuple[int, int, int]) -> npt.NDArray[np.int64]:
     Args:
         shape: cells in each direction, each at least 1.
     """
-    axes = sorted(((axis, size) for axis, size in enumerate(shape)), key=lambda a: -a[1])
-    pieces: list[npt.NDArray[np.int64]] = []
-    todo: list[Box] = [((0, 0, 0), (axes[0], axes[1], axes[2]))]
-    while todo:
-        corner, (a, b, c) = todo.pop()
-        if abs(b[1]) < abs(c[1]):
-            b, c = c, b
-        if abs(c[1]) == 1 and (abs(b[1]) == 1 or abs(a[1]) == 1):
-            pieces.append(_line(corner, a if abs(b[1]) == 1 else b))
+    longest_first = sorted(range(3), key=lambda axis: -shape[axis])
+    sizes = [shape[axis] for axis in longest_first]
+    walk = _walk((sizes[0], sizes[1], sizes[2]), {})
+    curve = np.empty_like(walk)
+    curve[:, longest_first] = walk
+    return curve
+
+
+def _walk(sizes: Sizes, known: dict[Sizes, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The walk through a box from its origin, in coordinates along its own three axes.
+
+    There are few different sizes among the parts of a box: each is walked once.
+    """
+    if sizes not in known:
+        a, b, c = sizes
+        if b < c:
+            known[sizes] = _walk((a, c, b), known)[:, [0, 2, 1]]
+        elif c == 1 and (a == 1 or b == 1):
+            known[sizes] = np.zeros((a * b, 3), dtype=np.int64)
+            known[sizes][:, 0 if b == 1 else 1] = np.arange(a * b)
         else:
-            todo.extend(reversed(_cut(corner, a, b, c)))
-    return np.concatenate(pieces)
+            parts = [
+                _place(_walk(_sizes(axes), known), corner, axes)
+                for corner, axes in _cut((0, 0, 0), (0, a), (1, b), (2, c))
+            ]
+            known[sizes] = np.concatenate(parts)
+    return known[sizes]
 
 
-def _line(corner: tuple[int, int, int], axis: Axis) -> npt.NDArray[np.int64]:
-    coordinate, cells = axis
-    line = np.tile(np.asarray(corner, dtype=np.int64), (abs(cells), 1))
-    line[:, coordinate] += np.sign(cells) * np.arange(abs(cells))
-    return line
+def _sizes(axes: tuple[Axis, Axis, Axis]) -> Sizes:
+    return abs(axes[0][1]), abs(axes[1][1]), abs(axes[2][1])
+
+
+def _place(
+    walk: npt.NDArray[np.int64], corner: tuple[int, int, int], axes: tuple[Axis, Axis, Axis]
+) -> npt.NDArray[np.int64]:
+    """A walk in the coordinates of the box around it."""
+    placed = np.empty_like(walk)
+    for own, (coordinate, cells) in enumerate(axes):
+        steps = walk[:, own] if cells > 0 else -walk[:, own]
+        placed[:, coordinate] = corner[coordinate] + steps
+    return placed
 
 
 def _cut(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) -> list[Box]:
