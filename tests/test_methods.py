@@ -344,3 +344,13 @@ def test_settings():
     q = torch.randn(300, 8)
     with pytest.raises(InputError, match="'last'"):
         head_mask("minference", q, q, params.MInference(representative="strided", causal=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("name", QK)
+def test_a_gpu_makes_the_same_masks(name):
+    """Up to blocks whose scores differ by rounding."""
+    pair = [torch.from_numpy(x)[None].half() for x in smooth(3000, 64)]
+    masks = [make_mask(name, TensorSource(*pair), device=device) for device in ("cpu", "cuda")]
+    different = np.mean(masks[0].head(0).to_dense() != masks[1].head(0).to_dense())
+    assert different < 0.01
