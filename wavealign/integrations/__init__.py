@@ -1,0 +1,1 @@
+"""Other people's libraries: recording from, and (later) running inside them."""
