@@ -125,12 +125,22 @@ def test_layers_share_buffers():
     assert planners[0] is planners[1]
 
 
+def test_a_named_method_makes_the_masks():
+    from wavealign.methods import head_mask
+
+    q, k = torch.randn(2, 300, 4, 16), torch.randn(2, 300, 2, 16)
+    made = integration.named_method("xattention")(q, k)
+    assert made.shape == (2, 4, 3, 3)
+    assert made.dtype == torch.bool
+    assert torch.equal(made[1, 3], head_mask("xattention", q[1, :, 3], k[1, :, 1]))
+
+
 def test_bad_input():
     model, _ = wan()
     with pytest.raises(InputError, match="isn't enabled"):
         integration.disable(model)
-    with pytest.raises(InputError, match=r"needs wavealign.methods|unknown"):
-        integration.enable(model, "xattn")
+    with pytest.raises(InputError, match="Did you mean 'xattention'"):
+        integration.enable(model, "xattentio")
     with pytest.raises(InputError, match="mask_every is 0"):
         integration.enable(model, Masks(), mask_every=0)
     integration.enable(model, Masks(), **OPTIONS)

@@ -86,6 +86,12 @@ HEAVY = {"numba", "scipy", "numpy", "torch", "matplotlib", "rich"}
             "except SystemExit: pass",
             HEAVY - {"numpy"},
         ),
+        (
+            "from wavealign.cli import main\ntry: main(['methods', '--json'])\n"
+            "except SystemExit: pass",
+            HEAVY,
+        ),
+        ("import wavealign.methods, wavealign.video", HEAVY - {"numpy"}),
     ],
 )
 def test_nothing_heavy_is_imported_early(code, forbidden):

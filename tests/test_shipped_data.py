@@ -32,6 +32,28 @@ HEADS = {
 }
 
 
+CLIP = {
+    "xattention_75600": 8,
+    "spargeattn_75600": 8,
+    "flexprefill_75600": 8,
+    "minference_75600": 8,
+    "xattention_363600": 2,
+}
+
+
+@pytest.mark.parametrize("stem", CLIP)
+def test_masks_of_the_clip_are_what_the_provenance_file_says(stem):
+    name, method = f"clip/{stem}.npz", stem.partition("_")[0]
+    mask = load_mask(DATA / name).mask
+    assert mask.meta["method"] == method
+    assert len(mask.meta["heads"]) == mask.H == CLIP[stem]
+    assert "not a video model" in mask.meta["note"]
+    total, _ = mask_stats(mask)
+    row = next(r for r in (DATA / "README.md").read_text().splitlines() if f"`{name}`" in r)
+    assert [f"{total.density:.3f}", f"{total.row_nnz_spread:.2f}"] == row.split(" | ")[3:5]
+    assert f"{mask.H}, {mask.M}, {mask.N}" in row
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_masks_are_what_the_provenance_file_says(name):
     mask = load_mask(DATA / f"{name}.npz").mask

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +21,21 @@ _NPY_MAGIC = b"\x93NUMPY"
 _EXPORT_HINT = "save plain arrays with numpy.savez_compressed"
 
 
-class NpzFile:
-    """The arrays of one ``.npz`` (or the single array of a ``.npy``), read on demand.
-
-    A context manager: leaving it closes the file.
+class ArrayFile:
+    """Named arrays of one file, read on demand; a context manager that closes the file.
 
     Args:
         path: the file.
-        key: read only the arrays below this name, as if the file held nothing else: the
+        names: of the arrays in the file.
+        key: see only the arrays below this name, as if the file held nothing else: the
             array ``key`` itself, or all of ``key/...`` with that prefix taken off.
 
     Raises:
-        InputError: the file is missing, not an npz, truncated, or holds pickled objects.
+        InputError: nothing is named `key`.
     """
 
-    def __init__(self, path: str | Path, key: str | None = None) -> None:
-        self.path = Path(path)
-        self._archive = _open(self.path)
-        archive = isinstance(self._archive, np.lib.npyio.NpzFile)
-        names = self._archive.files if archive else ["array"]
+    def __init__(self, path: Path, names: list[str], key: str | None = None) -> None:
+        self.path = path
         self._member = {name: name for name in names}
         if key is not None:
             below = {n.removeprefix(key + "/"): n for n in names if n.startswith(key + "/")}
@@ -48,16 +44,17 @@ class NpzFile:
                 self.close()
                 raise self.error(f"holds nothing named '{key}'; it holds {_listed(names)}.")
 
-    def __enter__(self) -> NpzFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the archive; arrays that were read stay valid."""
-        if isinstance(self._archive, np.lib.npyio.NpzFile):
-            self._archive.close()
+        """Close the file; arrays that were read stay valid."""
+
+    def _read(self, member: str, name: str) -> npt.NDArray[Any]:
+        raise NotImplementedError
 
     @property
     def names(self) -> list[str]:
@@ -87,16 +84,7 @@ class NpzFile:
         """
         if name not in self._member:
             raise self.error(f"has no array '{name}'; it holds {_listed(self.names)}.")
-        if not isinstance(self._archive, np.lib.npyio.NpzFile):
-            return np.asarray(self._archive)
-        try:
-            return np.asarray(self._archive[self._member[name]])
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as problem:
-            raise self.error(
-                f"array '{name}' is damaged or cut off ({problem}); write the file again."
-            ) from problem
-        except ValueError as problem:
-            raise _value_error(f"{self.path}: array '{name}'", problem) from problem
+        return self._read(self._member[name], name)
 
     def text(self, name: str) -> str:
         """The array `name` as one string."""
@@ -116,6 +104,40 @@ class NpzFile:
                 f"'{name}' is {array.dtype} of shape {array.shape}; expected {count} whole numbers."
             )
         return [int(n) for n in array.reshape(-1)]
+
+
+class NpzFile(ArrayFile):
+    """The arrays of one ``.npz``, or the single array of a ``.npy``.
+
+    Args:
+        path: the file.
+        key: see `ArrayFile`.
+
+    Raises:
+        InputError: the file is missing, not an npz, truncated, or holds pickled objects.
+    """
+
+    def __init__(self, path: str | Path, key: str | None = None) -> None:
+        self._archive = _open(Path(path))
+        archive = isinstance(self._archive, np.lib.npyio.NpzFile)
+        super().__init__(Path(path), self._archive.files if archive else ["array"], key)
+
+    def close(self) -> None:
+        """Close the archive; arrays that were read stay valid."""
+        if isinstance(self._archive, np.lib.npyio.NpzFile):
+            self._archive.close()
+
+    def _read(self, member: str, name: str) -> npt.NDArray[Any]:
+        if not isinstance(self._archive, np.lib.npyio.NpzFile):
+            return np.asarray(self._archive)
+        try:
+            return np.asarray(self._archive[member])
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as problem:
+            raise self.error(
+                f"array '{name}' is damaged or cut off ({problem}); write the file again."
+            ) from problem
+        except ValueError as problem:
+            raise _value_error(f"{self.path}: array '{name}'", problem) from problem
 
 
 def _open(path: Path) -> Any:

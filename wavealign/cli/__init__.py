@@ -10,11 +10,12 @@ import click
 
 from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
+from wavealign.cli.capture import capture
 from wavealign.cli.curve import curve
 from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
 from wavealign.cli.guard import guard
-from wavealign.cli.lists import devices, policies
+from wavealign.cli.lists import devices, methods, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
 from wavealign.cli.sim import sim
@@ -27,5 +28,8 @@ def main() -> None:
     """Order the rows of block-sparse attention so that what runs together reads together."""
 
 
-for command in (sim, curve, order, validate, calibrate, guard, mask, policies, devices, doctor):
+for command in (
+    sim, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
+    doctor,
+):  # fmt: skip
     main.add_command(command)

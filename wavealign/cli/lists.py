@@ -1,4 +1,4 @@
-"""`wavealign policies` and `wavealign devices`: what there is."""
+"""`wavealign policies`, `wavealign methods` and `wavealign devices`: what there is."""
 
 from __future__ import annotations
 
@@ -24,6 +24,39 @@ def policies(as_json: bool) -> None:
 
     click.echo("A policy is ROWS[/VISITS], e.g. svd+nnz or nnz/shuffled+sawtooth.\n")
     print_table(policies_table(registry()))
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def methods(name: str | None, as_json: bool) -> None:
+    """Methods that make masks; with NAME, its parameters and their defaults."""
+    import inspect
+
+    from wavealign.methods.registry import METHODS, find_method
+
+    chosen = [find_method(name)] if name is not None else list(METHODS.values())
+    if as_json:
+        for method in chosen:
+            row = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+            row["params"] = {f.name: f.default for f in dataclasses.fields(method.params)}
+            del row["function"]
+            click.echo(json.dumps(row, ensure_ascii=False))
+        return
+    if name is not None:
+        (method,) = chosen
+        click.echo(f"{method.name}: {method.formula}\nsource: {method.source}\n")
+        click.echo(inspect.cleandoc(method.params.__doc__ or ""))
+        click.echo("\nDefaults:")
+        for field in dataclasses.fields(method.params):
+            value = field.default
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            click.echo(f"  --set {field.name}={text.lower() if value in (True, False) else text}")
+        return
+    from wavealign.report.tables import methods_table, print_table
+
+    print_table(methods_table(chosen))
+    click.echo("\nParameters: `wavealign methods NAME`.")
 
 
 @click.command()

@@ -29,9 +29,32 @@ def mask_options(command: Command) -> Command:
         ),
         click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7."),
         click.option(
-            "--mask", "mask_path", metavar="FILE", required=True, help="Mask file (npz, npy)."
+            "--mask",
+            "mask_path",
+            metavar="FILE",
+            required=True,
+            help="Mask file (npz, npy, safetensors, pt).",
         ),
     ):
+        command = option(command)
+    return command
+
+
+def reading_options(command: Command) -> Command:
+    """How to read a file of another program, for commands that take any."""
+    for option in (
+        click.option("--seq-len", metavar="QxKV", help="Query and K/V tokens, e.g. 75600."),
+        click.option(
+            "--format", "form", metavar="F",
+            help="Read FILE as native, dense, flex, fa4, vsa, sparge-lut, scipy or flashinfer; "
+            "default: by the names of its arrays.",
+        ),
+        click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7."),
+        click.option(
+            "--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64."
+        ),
+        click.option("--key", help="The mask inside a file that holds several: KEY/mask, ..."),
+    ):  # fmt: skip
         command = option(command)
     return command
 
@@ -120,13 +143,19 @@ def make_setup(
 
 
 def load_heads(
-    path: str, heads: str | None, block: str | None, key: str | None
+    path: str,
+    heads: str | None,
+    block: str | None,
+    key: str | None,
+    form: str | None = None,
+    seq_len: str | None = None,
 ) -> tuple[LoadedMask, list[int]]:
     """The mask, reduced to the chosen heads, and their indices in the file."""
     from wavealign.masks import load_mask
     from wavealign.units import parse_block, parse_heads
 
-    loaded = load_mask(path, parse_block(block) if block else None, key)
+    tokens = parse_block(seq_len) if seq_len else None
+    loaded = load_mask(path, parse_block(block) if block else None, key, form, tokens)
     if heads is None:
         return loaded, list(range(loaded.mask.H))
     chosen = parse_heads(heads, loaded.mask.H)

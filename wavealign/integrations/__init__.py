@@ -1,1 +1,1 @@
-"""WaveAlign underneath other libraries; nothing here is imported unless it is asked for."""
+"""Other people's libraries: recording from them, and running inside them."""

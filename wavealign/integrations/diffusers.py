@@ -173,13 +173,8 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     Raises:
         InputError: an unknown method.
     """
-    try:
-        methods = importlib.import_module("wavealign.methods")
-    except ModuleNotFoundError as problem:
-        raise InputError(
-            f"method='{name}' needs wavealign.methods, which this installation doesn't have; "
-            "give a function (q, k) -> mask."
-        ) from problem
+    from wavealign import methods
+
     methods.find_method(name)
 
     def mask_function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 The native schema is ``wavealign.mask/1`` (docs/formats.md): ``mask``, or ``mask_packed`` and
 ``shape``, or ``indptr``, ``indices`` and ``shape``; with ``block_size`` and optionally
 ``seq_len`` and ``meta``. A single bare array of rank 2, 3 or 4 is read too when the block
-size is given by the caller.
+size is given by the caller, and so are the layouts of other programs (`wavealign.masks.layouts`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wavealign.errors import unknown_name
 from wavealign.masks.block_mask import BlockMask
-from wavealign.npz import NpzFile, save_npz
+from wavealign.masks.export import packed
+from wavealign.masks.layouts import LAYOUTS, Given, Layout
+from wavealign.npz import ArrayFile, save_npz
+from wavealign.tensor_files import open_arrays
 
 MASK_SCHEMA = "wavealign.mask/1"
 _LAYOUTS = {
@@ -25,6 +29,7 @@ _LAYOUTS = {
     "packed": ("mask_packed", "shape"),
     "csr": ("indptr", "indices", "shape"),
 }
+_LAYOUTS_CSR = set(_LAYOUTS["csr"])
 _EXPECTED = (
     "expected schema='wavealign.mask/1' with 'mask', or 'mask_packed' and 'shape', or 'indptr', "
     "'indices' and 'shape'; or a single bool array"
@@ -47,38 +52,93 @@ class LoadedMask:
 
 
 def load_mask(
-    path: str | Path, block: tuple[int, int] | None = None, key: str | None = None
+    path: str | Path,
+    block: tuple[int, int] | None = None,
+    key: str | None = None,
+    form: str | None = None,
+    tokens: tuple[int, int] | None = None,
 ) -> LoadedMask:
     """Read a mask file.
 
     Args:
-        path: an ``.npz`` (native schema, or one bare array) or an ``.npy``.
+        path: an ``.npz``, ``.npy``, ``.safetensors`` or ``.pt`` file: the native schema, one
+            bare array, or one of `wavealign.masks.layouts`.
         block: tokens per query block and per K/V block; needed where the file doesn't say,
             refused where it says something else.
         key: read only the arrays ``key`` or ``key/...`` of a file that holds several masks.
+        form: read it as this, where a file fits several: "native", "dense" or the name of a
+            layout.
+        tokens: query and key/value tokens, where the file doesn't say.
 
     Raises:
         InputError: anything that isn't a mask, with the file, what was found and what to do.
+        MissingCapabilityError: what reads this kind of file isn't installed.
     """
-    with NpzFile(path, key) as file:
+    with open_arrays(path, key) as file:
+        foreign = _foreign(file, form)
+        if foreign is not None:
+            notes: list[str] = []
+            mask = foreign.read(file, Given(block, tokens), notes)
+            return LoadedMask(mask, _name(path, key), (*notes, _length_note(mask, "")))
         layout = _detect(file)
         if "schema" in file and file.text("schema") != MASK_SCHEMA:
             raise file.error(
                 f"has schema '{file.text('schema')}'; this version reads '{MASK_SCHEMA}'."
             )
-        notes: list[str] = []
+        notes = []
         block_size = _block_size(file, block, notes)
         arguments: dict[str, Any] = {"block": block_size, "meta": _meta(file)}
         if "seq_len" in file:
             tokens_q, tokens_kv = file.integers("seq_len", 2)
+            if tokens not in (None, (tokens_q, tokens_kv)):
+                raise file.error(f"has seq_len {tokens_q}x{tokens_kv}; leave --seq-len out.")
             arguments["tokens"] = (tokens_q, tokens_kv)
+        elif tokens is not None:
+            arguments["tokens"] = tokens
         mask = _read(file, layout, arguments, notes)
-        notes.append(
-            f"sequence length: {mask.tokens_q} query and {mask.tokens_kv} key/value tokens "
-            + ("(from 'seq_len')" if "seq_len" in file else "(every block full; no 'seq_len')")
+        origin = "every block full; no 'seq_len'" if tokens is None else "given"
+        notes.append(_length_note(mask, "from 'seq_len'" if "seq_len" in file else origin))
+    return LoadedMask(mask, _name(path, key), tuple(notes))
+
+
+def _name(path: str | Path, key: str | None) -> str:
+    return Path(path).stem if key is None else f"{Path(path).stem}:{key}"
+
+
+def _length_note(mask: BlockMask, origin: str) -> str:
+    said = f"sequence length: {mask.tokens_q} query and {mask.tokens_kv} key/value tokens"
+    return f"{said} ({origin})" if origin else said
+
+
+def _foreign(file: ArrayFile, form: str | None) -> Layout | None:
+    """The layout of another program that the file has, or None where it is one of our own.
+
+    Raises:
+        InputError: it fits several, or not the one that was asked for.
+    """
+    by_name = {layout.name: layout for layout in LAYOUTS}
+    if form is not None:
+        if form not in ("native", "dense", *by_name):
+            raise unknown_name("format", form, ["native", "dense", *by_name])
+        asked = by_name.get(form)
+        if asked is not None and not asked.fits(file):
+            missing = [name for name in asked.needs if name not in file]
+            raise file.error(f"isn't {asked.title}: it has no '{missing[0]}'.")
+        return asked
+    if "schema" in file:
+        return None
+    found = [layout for layout in LAYOUTS if layout.fits(file)]
+    own = [mark for mark in ("mask", "mask_packed") if mark in file]
+    if not any(layout.name in ("scipy",) for layout in found) and set(file.names) >= _LAYOUTS_CSR:
+        own.append("indptr")
+    if len(found) + bool(own) > 1 and found:
+        names = [f"{layout.name} ({', '.join(layout.needs)})" for layout in found]
+        names += [f"native ('{own[0]}')"] if own else []
+        raise file.error(
+            f"can be read in {len(names)} ways: {'; '.join(names)}. Choose with --format, e.g. "
+            f"--format {found[0].name}."
         )
-    name = Path(path).stem if key is None else f"{Path(path).stem}:{key}"
-    return LoadedMask(mask, name, tuple(notes))
+    return found[0] if found else None
 
 
 def save_mask(path: str | Path, mask: BlockMask) -> None:
@@ -87,21 +147,10 @@ def save_mask(path: str | Path, mask: BlockMask) -> None:
     Raises:
         InputError: the path can't be written.
     """
-    packed = np.stack([np.packbits(head.to_dense(), axis=-1) for head in mask.heads()])
-    save_npz(
-        path,
-        {
-            "schema": MASK_SCHEMA,
-            "mask_packed": packed,
-            "shape": np.asarray(mask.shape, dtype=np.int64),
-            "block_size": np.asarray([mask.block_q, mask.block_kv], dtype=np.int64),
-            "seq_len": np.asarray([mask.tokens_q, mask.tokens_kv], dtype=np.int64),
-            "meta": json.dumps(dict(mask.meta), sort_keys=True),
-        },
-    )
+    save_npz(path, packed(mask))
 
 
-def _detect(file: NpzFile) -> str:
+def _detect(file: ArrayFile) -> str:
     """The layout's name, or the name of the single bare array behind ``"bare:"``."""
     names = set(file.names)
     marks = {"dense": "mask", "packed": "mask_packed", "csr": "indptr"}
@@ -127,7 +176,9 @@ def _detect(file: NpzFile) -> str:
     raise file.error(f"holds no mask; {_EXPECTED}.")
 
 
-def _block_size(file: NpzFile, given: tuple[int, int] | None, notes: list[str]) -> tuple[int, int]:
+def _block_size(
+    file: ArrayFile, given: tuple[int, int] | None, notes: list[str]
+) -> tuple[int, int]:
     if "block_size" not in file:
         if given is None:
             raise file.error(
@@ -148,7 +199,7 @@ def _block_size(file: NpzFile, given: tuple[int, int] | None, notes: list[str]) 
     return block_q, block_kv
 
 
-def _meta(file: NpzFile) -> dict[str, Any]:
+def _meta(file: ArrayFile) -> dict[str, Any]:
     if "meta" not in file:
         return {}
     try:
@@ -160,7 +211,7 @@ def _meta(file: NpzFile) -> dict[str, Any]:
     return meta
 
 
-def _read(file: NpzFile, layout: str, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
+def _read(file: ArrayFile, layout: str, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
     if layout == "csr":
         shape = _shape(file)
         indptr, indices = file.array("indptr"), file.array("indices")
@@ -191,7 +242,7 @@ def _read(file: NpzFile, layout: str, arguments: dict[str, Any], notes: list[str
         return BlockMask.from_dense(checked, **arguments)
 
 
-def _read_packed(file: NpzFile, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
+def _read_packed(file: ArrayFile, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
     H, M, N = _shape(file)
     packed = file.array("mask_packed")
     if packed.dtype != np.uint8:
@@ -207,14 +258,14 @@ def _read_packed(file: NpzFile, arguments: dict[str, Any], notes: list[str]) -> 
         return BlockMask.from_packed(packed.reshape(expected), N, **arguments)
 
 
-def _shape(file: NpzFile) -> tuple[int, int, int]:
+def _shape(file: ArrayFile) -> tuple[int, int, int]:
     H, M, N = file.integers("shape", 3)
     if min(H, M, N) < 1:
         raise file.error(f"'shape' is {(H, M, N)}; expected [H, M, N], each at least 1.")
     return H, M, N
 
 
-def _as_bool(file: NpzFile, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_bool(file: ArrayFile, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array as something whose non-zero entries are the kept blocks, or an error."""
     if array.dtype == np.bool_:
         return array

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.stats import MaskStats
+from wavealign.methods.registry import Method
 from wavealign.order.policies import Entry
 from wavealign.results import RunResult
 from wavealign.sim.curve import Curve
@@ -97,15 +98,22 @@ def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
     return table
 
 
-def stats_table(rows: Iterable[MaskStats], setup: Setup, block_kv: int) -> Table:
-    """Mask statistics, one row a head."""
+def stats_table(
+    rows: Iterable[MaskStats],
+    setup: Setup,
+    block_kv: int,
+    recalls: Sequence[float] | None = None,
+) -> Table:
+    """Mask statistics, one row a head; with the attention mass kept where it is known."""
     table = table_frame()
     for heading in (
         "head", "density", "NNZ mean", "spread", "min", "max", "empty rows", "overlap", "K/V set",
         "of L2",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
-    for stats in rows:
+    if recalls is not None:
+        table.add_column("recall", justify="right")
+    for index, stats in enumerate(rows):
         working_set = stats.working_set_bytes(setup.kv_bytes(block_kv))
         table.add_row(
             "all" if stats.head is None else str(stats.head),
@@ -118,6 +126,7 @@ def stats_table(rows: Iterable[MaskStats], setup: Setup, block_kv: int) -> Table
             _or_dash(stats.neighbour_overlap, lambda v: f"{v:.2f}"),
             format_size(working_set),
             f"{working_set / setup.l2_capacity_bytes:.2f}x",
+            *([f"{recalls[index]:.3f}"] if recalls is not None else []),
         )
     return table
 
@@ -129,6 +138,33 @@ def policies_table(entries: Iterable[Entry]) -> Table:
         table.add_column(heading, overflow="fold")
     for entry in entries:
         table.add_row(entry.kind, entry.name, entry.formula, entry.cost, entry.source)
+    return table
+
+
+def methods_table(methods: Iterable[Method]) -> Table:
+    """The method registry."""
+    table = table_frame()
+    for heading in ("name", "keeps", "cost per head", "row NNZ", "source"):
+        table.add_column(heading, overflow="fold")
+    for method in methods:
+        table.add_row(method.name, method.formula, method.cost, method.row_nnz, method.source)
+    return table
+
+
+def made_table(rows: Iterable[MaskStats]) -> Table:
+    """What a method made, one row a head."""
+    table = table_frame()
+    for heading in ("head", "density", "NNZ mean", "spread", "min", "max"):
+        table.add_column(heading, justify="right")
+    for stats in rows:
+        table.add_row(
+            "all" if stats.head is None else str(stats.head),
+            f"{stats.density:.3f}",
+            f"{stats.row_nnz_mean:.1f}",
+            f"{stats.row_nnz_spread:.2f}",
+            str(stats.row_nnz_min),
+            str(stats.row_nnz_max),
+        )
     return table
 
 

@@ -1,0 +1,83 @@
+"""`wavealign capture`: run a script of the user's and record Q and K of its video transformer."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import click
+
+from wavealign.cli.failure import Failure
+from wavealign.cli.options import json_option
+from wavealign.errors import InputError
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--layers", required=True, metavar="LIST", help="Transformer blocks, e.g. 0,20-22.")
+@click.option("--heads", metavar="LIST", help="Heads, e.g. 0,3-7; default: all.")
+@click.option("--steps", metavar="LIST", help="Denoising steps from 0, e.g. 10,40; default: all.")
+@click.option("--out", required=True, metavar="DIR", help="An existing folder to write to.")
+@click.option("--method", metavar="M", help="Write this method's masks instead of Q and K.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of --method.")
+@json_option
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def capture(
+    layers: str,
+    heads: str | None,
+    steps: str | None,
+    out: str,
+    method: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with its ARGUMENTS, record Q and K of the diffusers transformer that it calls.
+
+    One safetensors file a layer and step, for `wavealign mask make --qk`. Extra `diffusers`.
+    """
+    from wavealign._extras import require
+
+    if not Path(script).is_file():
+        raise InputError(f"{script}: no such script.")
+    if not Path(out).is_dir():
+        raise InputError(f"--out {out}: no such folder.")
+    require("torch", "diffusers", "wavealign capture")
+    require("diffusers", "diffusers", "wavealign capture")
+    from wavealign.integrations.capture import Wanted, capture_first
+    from wavealign.methods.registry import find_method
+    from wavealign.methods.settings import parse_settings
+    from wavealign.units import parse_heads
+
+    many = 1 << 20
+    if settings and method is None:
+        raise InputError("--set is of --method; give one.")
+    params = parse_settings(find_method(method).params, settings) if method is not None else None
+    wanted = Wanted(
+        parse_heads(layers, many),
+        parse_heads(heads, many) if heads is not None else None,
+        parse_heads(steps, many) if steps is not None else None,
+        method,
+        params,
+    )
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *sys.path]
+    try:
+        with capture_first(out, wanted) as recorded:
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise Failure(f"{script} ended with {end.code}.", 1) from end
+    finally:
+        sys.argv, sys.path = before
+    if not recorded.files:
+        raise Failure(
+            f"{script} ended and nothing was recorded: it called no diffusers transformer at these "
+            "steps.",
+            1,
+        )
+    for file in recorded.files:
+        click.echo(json.dumps({"file": str(file)}) if as_json else str(file))

@@ -1,0 +1,251 @@
+"""Record queries and keys, as attention sees them, from a diffusers video transformer.
+
+Self-attention of the chosen blocks is watched at diffusers' own dispatch function, where
+queries and keys have been normalised and turned by rotary position. Nothing is changed: the
+model's output is the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wavealign._extras import require
+from wavealign.errors import InputError
+from wavealign.methods.make import make_mask
+from wavealign.methods.params import Params
+from wavealign.methods.sources import TensorSource, save_qk
+from wavealign.video.grid import TokenGrid
+
+_BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
+_ATTENTIONS = ("attn1", "attn")
+_DISPATCH = "dispatch_attention_fn"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to record.
+
+    Attributes:
+        layers: transformer blocks, counted over all of the model's block lists.
+        heads: which heads; None for all.
+        steps: denoising steps, counted from 0; None for all. Of several calls at one step
+            (guidance) the first is recorded, of a batch its first item.
+        method: record this method's mask instead of Q and K.
+        params: of the method.
+    """
+
+    layers: Sequence[int]
+    heads: Sequence[int] | None = None
+    steps: Sequence[int] | None = None
+    method: str | None = None
+    params: Params | None = None
+
+
+@dataclass
+class Capture:
+    """What was recorded so far.
+
+    Attributes:
+        folder: where files go, ``step010_layer20.safetensors`` and so on.
+        wanted: what to record.
+        files: what was written.
+    """
+
+    folder: Path
+    wanted: Wanted
+    files: list[Path] = field(default_factory=list)
+    _step: int = -1
+    _timestep: float | None = None
+    _first_call: bool = False
+    _layer: int | None = None
+    _grid: TokenGrid | None = None
+    _model: str = ""
+
+    def attach(self, transformer: nn.Module, stack: ExitStack) -> None:
+        """Watch a transformer until the stack is closed.
+
+        Raises:
+            InputError: no diffusers video transformer, or one without such layers or heads.
+        """
+        attentions = self_attentions(transformer)
+        self._model = type(transformer).__name__
+        wrong = [layer for layer in self.wanted.layers if not 0 <= layer < len(attentions)]
+        if wrong or not self.wanted.layers:
+            raise InputError(
+                f"layers {list(self.wanted.layers)}: {self._model} has layers 0 to "
+                f"{len(attentions) - 1}."
+            )
+        hook = transformer.register_forward_pre_hook(self._begin_call, with_kwargs=True)
+        stack.callback(hook.remove)
+        modules: dict[str, ModuleType] = {}
+        for layer in self.wanted.layers:
+            attention = attentions[layer]
+            stack.callback(attention.register_forward_pre_hook(self._enter(layer)).remove)
+            stack.callback(attention.register_forward_hook(self._leave).remove)
+            module = sys.modules[type(attention.processor).__module__]
+            if not hasattr(module, _DISPATCH):
+                raise InputError(
+                    f"{self._model}: its attention doesn't go through diffusers' {_DISPATCH} "
+                    "(diffusers 0.36 or newer needed)."
+                )
+            modules[module.__name__] = module
+        for module in modules.values():
+            stack.enter_context(self._watched(module))
+
+    @contextmanager
+    def _watched(self, module: ModuleType) -> Iterator[None]:
+        real = getattr(module, _DISPATCH)
+
+        def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
+            # Cross-attention to text or to an image has keys of another length.
+            if self._layer is not None and query.shape == key.shape:
+                layer, self._layer = self._layer, None
+                self._record(layer, query, key)
+            return real(query, key, *arguments, **options)
+
+        setattr(module, _DISPATCH, watch)
+        try:
+            yield
+        finally:
+            setattr(module, _DISPATCH, real)
+
+    def _begin_call(self, model: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
+        timestep = options.get("timestep")
+        if timestep is None:
+            timestep = next(
+                (a for a in arguments[1:] if isinstance(a, Tensor) and a.ndim < 2), None
+            )
+        value = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else timestep
+        self._first_call = value is None or value != self._timestep
+        self._timestep = value
+        self._step += self._first_call
+        latents = options.get("hidden_states", arguments[0] if arguments else None)
+        self._grid = _grid(model, latents)
+
+    def _enter(self, layer: int) -> Any:
+        def hook(*_: Any) -> None:
+            steps = self.wanted.steps
+            if self._first_call and (steps is None or self._step in steps):
+                self._layer = layer
+
+        return hook
+
+    def _leave(self, *_: Any) -> None:
+        self._layer = None
+
+    def _record(self, layer: int, query: Tensor, key: Tensor) -> None:
+        """Write one layer at one step; tensors come as ``[batch, tokens, heads, head_dim]``."""
+        available = query.shape[2]
+        heads = list(self.wanted.heads if self.wanted.heads is not None else range(available))
+        if not heads or max(heads) >= available or min(heads) < 0:
+            raise InputError(f"heads {heads}: layer {layer} has heads 0 to {available - 1}.")
+        index = torch.tensor(heads, device=query.device)
+        q, k = (x[0].detach().index_select(1, index).transpose(0, 1) for x in (query, key))
+        name = f"step{self._step:03d}_layer{layer:02d}"
+        about = {
+            "model": self._model, "layer": str(layer), "step": str(self._step),
+            "heads": ",".join(map(str, heads)),
+        }  # fmt: skip
+        text = q.shape[1] - self._grid.tokens if self._grid is not None else 0
+        if self._grid is not None and text >= 0:
+            about.update(grid=str(self._grid), text_tokens=str(text))
+        if self.wanted.method is None:
+            self.files.append(save_qk(self.folder / f"{name}.safetensors", q, k, about))
+            return
+        from wavealign.masks import save_mask
+
+        source = TensorSource(q, k, name)
+        mask = make_mask(self.wanted.method, source, self.wanted.params, device=str(q.device))
+        path = self.folder / f"{name}.npz"
+        object.__setattr__(mask, "meta", {**mask.meta, **about, "heads": heads})
+        save_mask(path, mask)
+        self.files.append(path)
+
+
+@contextmanager
+def capture_qk(transformer: nn.Module, folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
+    """Record while the block runs.
+
+    Args:
+        transformer: a diffusers video transformer, e.g. ``pipe.transformer``.
+        folder: an existing folder to write to.
+        wanted: what to record.
+
+    Raises:
+        InputError: see `Capture.attach`; or the folder doesn't exist.
+    """
+    with ExitStack() as stack:
+        capture = Capture(_folder(folder), wanted)
+        capture.attach(transformer, stack)
+        yield capture
+
+
+@contextmanager
+def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
+    """Record the first diffusers transformer that is called, whoever makes it.
+
+    Args:
+        folder: an existing folder to write to.
+        wanted: what to record.
+    """
+    diffusers = require("diffusers", "diffusers", "wavealign capture")
+    with ExitStack() as stack:
+        capture = Capture(_folder(folder), wanted)
+        attached: list[nn.Module] = []
+
+        def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+            if not attached and any(hasattr(module, name) for name in _BLOCK_LISTS):
+                attached.append(module)
+                capture.attach(module, stack)
+            return nn.Module.__call__(module, *arguments, **options)
+
+        # A hook of all modules would come too late to see its own call's arguments.
+        diffusers.ModelMixin.__call__ = call
+        stack.callback(delattr, diffusers.ModelMixin, "__call__")
+        yield capture
+
+
+def self_attentions(transformer: nn.Module) -> list[Any]:
+    """The self-attention of every block, block list by block list.
+
+    Raises:
+        InputError: no blocks with attention.
+    """
+    found = []
+    for blocks in _BLOCK_LISTS:
+        for block in getattr(transformer, blocks, ()):
+            attentions = [getattr(block, name, None) for name in _ATTENTIONS]
+            found += [a for a in attentions if hasattr(a, "processor")][:1]
+    if not found:
+        raise InputError(
+            f"{type(transformer).__name__}: no transformer blocks with attention found; expected "
+            "a diffusers video transformer such as WanTransformer3DModel."
+        )
+    return found
+
+
+def _folder(folder: str | Path) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder.")
+    return path
+
+
+def _grid(model: nn.Module, latents: Any) -> TokenGrid | None:
+    """The token grid, where latents come as ``[batch, channels, frames, height, width]``."""
+    patch = getattr(getattr(model, "config", None), "patch_size", None)
+    if not isinstance(latents, Tensor) or latents.ndim != 5 or patch is None:
+        return None
+    if isinstance(patch, int):
+        patch = (getattr(model.config, "patch_size_t", 1) or 1, patch, patch)
+    frames, height, width = (n // p for n, p in zip(latents.shape[2:], patch, strict=True))
+    return TokenGrid(frames, height, width)

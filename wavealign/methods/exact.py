@@ -1,0 +1,120 @@
+"""True attention mass of every block, in one pass with an online log-sum-exp.
+
+The mass W[u, v] of block (u, v) is the mean over the queries of u of their softmax attention to
+the keys of v; a row sums to 1. Rows kept by top-p are the criterion of GSRS, by top-k that of
+AdaSpa (Xia et al., "Training-free and Adaptive Sparse Attention for Efficient Long Video
+Generation", 2025).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wavealign.methods.params import Exact
+from wavealign.methods.select import top_k, top_p
+from wavealign.methods.site import Site
+
+_CHUNK_BYTES = 64 * 2**20  # of scores at a time: stays near the cache
+_SUMS_BYTES = 128 * 2**20
+
+
+def exact(q: Tensor, k: Tensor, params: Exact, site: Site) -> Tensor:
+    """The block mask of one head, bool ``(M, N)``.
+
+    Args:
+        q: queries ``(L, D)``.
+        k: keys ``(L, D)``.
+        params: see `Exact`.
+        site: says where text begins.
+    """
+    mass = block_mass(q, k, params.block, params.block, params.causal)
+    if params.select == "top-p":
+        keep = top_p(mass, params.mass, params.top_p)
+    else:
+        keep = top_k(mass, round(params.topk * mass.shape[-1]))
+    if params.dense_text:
+        dense_text(keep, site, params.block)
+    return keep & (mass > 0) if params.causal else keep
+
+
+def block_mass(q: Tensor, k: Tensor, block_q: int, block_kv: int, causal: bool = False) -> Tensor:
+    """Mean softmax attention of each query block to each K/V block, float32 ``(M, N)``.
+
+    Costs 2·L²·D floating-point operations and L² exponentials; memory grows with L times the
+    number of K/V blocks of a few query blocks, never with L².
+
+    Args:
+        q: queries ``(L, D)``.
+        k: keys ``(L, D)``.
+        block_q: tokens per query block.
+        block_kv: tokens per K/V block.
+        causal: keys up to the query only.
+    """
+    L, D = q.shape
+    M, N = math.ceil(L / block_q), math.ceil(L / block_kv)
+    queries = q.float() / math.sqrt(D)
+    keys = k.float().T.contiguous()
+    mass = torch.empty(M, N, device=q.device)
+    rows = max(1, min(_SUMS_BYTES // (4 * N), 2048) // block_q) * block_q
+    width = max(1, _CHUNK_BYTES // (4 * rows) // block_kv) * block_kv
+    for start in range(0, L, rows):
+        stop = min(start + rows, L)
+        sums = torch.zeros(stop - start, N, device=q.device)
+        peak = torch.full((stop - start, 1), -math.inf, device=q.device)
+        for first in range(0, min(L, stop) if causal else L, width):
+            last = min(first + width, L)
+            logits = queries[start:stop] @ keys[:, first:last]
+            if causal:
+                _mask_future(logits, start, first)
+            top = torch.maximum(peak, logits.amax(-1, keepdim=True))
+            # A row that has seen no key yet (causal) has no peak to shrink from.
+            sums *= torch.where(peak > -math.inf, (peak - top).exp(), 0)
+            peak = top
+            logits.sub_(torch.where(top > -math.inf, top, 0)).exp_()
+            sums[:, first // block_kv : math.ceil(last / block_kv)] += _fold(logits, block_kv)
+        sums /= sums.sum(-1, keepdim=True)
+        for u in range(start // block_q, math.ceil(stop / block_q)):
+            mass[u] = sums[u * block_q - start : (u + 1) * block_q - start].mean(0)
+    return mass
+
+
+def recall(mass: Tensor, keep: Tensor, tokens: int, block_q: int) -> float:
+    """Attention mass kept by a mask, mean over queries.
+
+    Args:
+        mass: of `block_mass`, ``(M, N)``.
+        keep: bool ``(M, N)``.
+        tokens: queries.
+        block_q: tokens per query block; a ragged last block weighs less.
+    """
+    rows = (mass.double() * keep).sum(-1)
+    weight = torch.full_like(rows, block_q)
+    weight[-1] = tokens - (len(rows) - 1) * block_q
+    return float((rows * weight).sum() / tokens)
+
+
+def dense_text(keep: Tensor, site: Site, block: int) -> None:
+    """Make every block dense that holds a token of text, in place."""
+    if site.text_tokens:
+        keep[site.video_tokens // block :] = True
+        keep[:, site.video_tokens // block :] = True
+
+
+def _mask_future(logits: Tensor, first_query: int, first_key: int) -> None:
+    rows, columns = logits.shape
+    i = torch.arange(rows, device=logits.device)[:, None] + first_query
+    j = torch.arange(columns, device=logits.device)[None, :] + first_key
+    logits.masked_fill_(j > i, -math.inf)
+
+
+def _fold(values: Tensor, block: int) -> Tensor:
+    """Sums of every `block` columns, ``(rows, ceil(columns / block))``."""
+    rows, columns = values.shape
+    whole = columns // block
+    sums = values[:, : whole * block].reshape(rows, whole, block).sum(-1)
+    if columns % block == 0:
+        return sums
+    return torch.cat([sums, values[:, whole * block :].sum(-1, keepdim=True)], dim=-1)

@@ -1,0 +1,202 @@
+"""From Q and K to a block mask: check, put in token order, run the method head by head."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from wavealign._version import __version__
+from wavealign.errors import InputError
+from wavealign.masks import BlockMask
+from wavealign.methods.params import Params
+from wavealign.methods.registry import Method, find_method
+from wavealign.methods.site import Site
+from wavealign.methods.sources import QKSource
+from wavealign.video.grid import TokenGrid
+from wavealign.video.orders import token_order
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def make_mask(
+    method: str,
+    source: QKSource | None,
+    params: Params | None = None,
+    *,
+    heads: Sequence[int] | None = None,
+    grid: TokenGrid | None = None,
+    order: str = "raster",
+    text_tokens: int = 0,
+    seed: int = 0,
+    device: str = "cpu",
+    on_head: Callable[[int], None] | None = None,
+) -> BlockMask:
+    """The mask that a method makes.
+
+    Args:
+        method: name, see `METHODS`.
+        source: of Q and K, tokens in raster order; None for a method that needs none, which
+            then makes the heads of `heads` (one by default) on `grid`.
+        params: default where None.
+        heads: which heads, in this order; default: all.
+        grid: the video's token grid; needed by token orders and by some methods.
+        order: token order, see `wavealign.video.ORDERS`; Q and K are put into it first.
+        text_tokens: tokens of text behind the video, which keep their places.
+        seed: of every random choice.
+        device: "cpu" or "cuda"; heads are sent there one at a time.
+        on_head: called after every head.
+
+    Raises:
+        InputError: Q or K with NaN or inf, a sequence shorter than a block, a grid that doesn't
+            fit the sequence, parameters of another method.
+    """
+    chosen = find_method(method)
+    settings = params if params is not None else chosen.params()
+    if not isinstance(settings, chosen.params):
+        raise InputError(f"{method} takes {chosen.params.__name__}, not {type(settings).__name__}.")
+    site = _site(chosen, source, grid, order, text_tokens, seed)
+    block = settings.block_size()
+    if site.tokens < max(block):
+        raise InputError(
+            f"{site.tokens} tokens are shorter than a block of {max(block)}; expected at least "
+            "one whole block."
+        )
+    if heads is None:
+        heads = range(source.heads) if source is not None else range(1)
+    masks = []
+    for head in heads:
+        masks.append(
+            _one_head(chosen, source, settings, dataclasses.replace(site, head=head), device)
+        )
+        if on_head is not None:
+            on_head(head)
+    meta: dict[str, Any] = {
+        "method": method,
+        "parameters": dataclasses.asdict(settings),
+        "heads": list(heads),
+        "order": order,
+        "version": __version__,
+    }
+    if grid is not None:
+        meta["grid"] = list(grid.shape)
+    if text_tokens:
+        meta["text_tokens"] = text_tokens
+    if chosen.name == "random":
+        meta["seed"] = seed
+    if source is not None:
+        meta.update(source.describe())
+    return BlockMask.from_dense(np.stack(masks), block, (site.tokens, site.tokens), meta)
+
+
+def head_mask(
+    method: str, q: Tensor, k: Tensor, params: Params | None = None, site: Site | None = None
+) -> Tensor:
+    """The mask of one head from tensors in token order, bool ``(M, N)`` on their device.
+
+    Args:
+        method: a method that looks at Q and K.
+        q: float ``(L, D)``.
+        k: float ``(L, D)``.
+        params: default where None.
+        site: where the tokens lie; by default no grid and no text.
+    """
+    chosen = find_method(method)
+    if not chosen.needs_qk:
+        raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
+    where = site if site is not None else Site(0, len(q))
+    keep = _function(chosen)(q, k, params or chosen.params(), where)
+    assert isinstance(keep, Tensor)
+    return keep
+
+
+def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Queries and keys of a head, checked, in token order, on the device.
+
+    Raises:
+        InputError: NaN or inf.
+    """
+    pair = []
+    for name, x in zip("qk", source.read(head), strict=True):
+        x = x.to(device)
+        if x.dtype == torch.float64:
+            x = x.float()
+        finite = torch.isfinite(x).all(dim=-1)
+        if not finite.all():
+            token = int(torch.nonzero(~finite)[0])
+            raise InputError(
+                f"{name} of head {head} holds NaN or inf at token {token}; expected finite "
+                "numbers. Values beyond the range of fp16 may have been lost when it was saved."
+            )
+        if site.order is not None:
+            index = torch.from_numpy(site.order).to(x.device)
+            x = torch.cat([x[: site.video_tokens][index], x[site.video_tokens :]])
+        pair.append(x)
+    return pair[0], pair[1]
+
+
+def _one_head(
+    method: Method, source: QKSource | None, params: Params, site: Site, device: str
+) -> BoolArray:
+    if not method.needs_qk:
+        keep = _function(method)(params, site)
+        return np.asarray(keep, dtype=np.bool_)
+    assert source is not None
+    with torch.inference_mode():
+        q, k = ordered(source, site.head, site, device)
+        found = _function(method)(q, k, params, site)
+        return np.asarray(found.cpu().numpy(), dtype=np.bool_)
+
+
+def _function(method: Method) -> Callable[..., Any]:
+    module, _, name = method.function.partition(":")
+    found: Callable[..., Any] = getattr(
+        importlib.import_module(f"wavealign.methods.{module}"), name
+    )
+    return found
+
+
+def _site(
+    method: Method,
+    source: QKSource | None,
+    grid: TokenGrid | None,
+    order: str,
+    text_tokens: int,
+    seed: int,
+) -> Site:
+    """What is common to all heads."""
+    if source is None and method.needs_qk:
+        raise InputError(f"{method.name} looks at Q and K; give it some, e.g. --qk FILE.")
+    if source is None and grid is None:
+        raise InputError(
+            f"{method.name} needs a length: Q and K, or a token grid (--grid 21x45x80)."
+        )
+    if text_tokens < 0:
+        raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
+    if source is not None:
+        tokens = source.tokens
+    else:
+        assert grid is not None
+        tokens = grid.tokens + text_tokens
+    if text_tokens >= tokens:
+        raise InputError(f"{text_tokens} text tokens of {tokens}; expected some video before them.")
+    if grid is not None and grid.tokens + text_tokens != tokens:
+        raise InputError(
+            f"grid {grid} has {grid.tokens} tokens and there are {text_tokens} of text; expected "
+            f"{tokens} together, the length of Q and K."
+        )
+    if grid is None and order != "raster":
+        raise InputError(f"token order '{order}' needs the token grid, e.g. --grid 21x45x80.")
+    places = None
+    if grid is not None and order != "raster":
+        places = token_order(order, grid)
+    elif order != "raster":
+        token_order(order, TokenGrid(1, 1, 1))  # says what is wrong with the name
+    shape = grid.shape if grid is not None else None
+    return Site(0, tokens, seed, shape, places, text_tokens)

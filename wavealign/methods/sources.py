@@ -1,0 +1,281 @@
+"""Where Q and K come from: tensors, safetensors files, npz files. One head is read at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wavealign._extras import require
+from wavealign.errors import InputError
+from wavealign.npz import NpzFile
+
+_HINT = "expected 'q' and 'k', [heads, tokens, head_dim] each"
+
+
+class QKSource(Protocol):
+    """Queries and keys of some heads, read one head at a time."""
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence."""
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for a mask's meta."""
+
+    def read(self, head: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a head, float ``(L, D)`` each."""
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Q and K in memory, float ``(H, L, D)`` each, on any device.
+
+    Raises:
+        InputError: different shapes, another rank, or a dtype that isn't floating.
+    """
+
+    q: Tensor
+    k: Tensor
+    name: str = "tensors"
+
+    def __post_init__(self) -> None:
+        for name, x in (("q", self.q), ("k", self.k)):
+            _check_dtype(name, str(x.dtype), x.is_floating_point())
+        _check_shapes(tuple(self.q.shape), tuple(self.k.shape))
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self.q.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence."""
+        return self.q.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        return self.q.shape[2]
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for a mask's meta."""
+        return {"qk": self.name}
+
+    def read(self, head: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a head."""
+        return self.q[head], self.k[head]
+
+
+class FileSource:
+    """Q and K of a ``.safetensors`` or ``.npz`` file: arrays ``q`` and ``k``, ``[H, L, D]``.
+
+    A leading batch axis of size 1 is dropped. Safetensors and uncompressed npz are mapped into
+    memory; a compressed npz is read whole. A context manager: leaving it closes the file.
+
+    Attributes:
+        path: the file.
+        about: the metadata of a safetensors file; `wavealign capture` writes the token grid.
+
+    Raises:
+        InputError: anything else than two floating arrays of one shape, or a damaged file.
+        MissingCapabilityError: safetensors isn't installed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.about: dict[str, str] = {}
+        self._stack = ExitStack()
+        try:
+            suffix = self.path.suffix.lower()
+            if suffix == ".safetensors":
+                self._q, self._k, self.about = _open_safetensors(self.path, self._stack)
+            elif suffix == ".npz":
+                self._q, self._k = _open_npz(self.path)
+            else:
+                raise InputError("unknown kind of Q/K file; expected .safetensors or .npz.")
+            q_shape, k_shape = self._q.get_shape(), self._k.get_shape()
+            self._batch = len(q_shape) == 4 and q_shape[0] == 1
+            skip = int(self._batch)
+            _check_shapes(tuple(q_shape[skip:]), tuple(k_shape[skip:]))
+        except InputError as problem:
+            self.close()
+            text = str(problem)
+            raise (
+                problem if text.startswith(str(self.path)) else InputError(f"{self.path}: {text}")
+            ) from None
+        self._shape: tuple[int, ...] = tuple(q_shape[skip:])
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; heads that were read stay valid."""
+        self._stack.close()
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self._shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence."""
+        return self._shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        return self._shape[2]
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for a mask's meta."""
+        known: dict[str, Any] = {
+            n: self.about[n] for n in ("model", "layer", "step") if n in self.about
+        }
+        return {"qk": self.path.name, **known, **json.loads(self.about.get("about", "{}"))}
+
+    def read(self, head: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a head, float ``(L, D)`` in the file's dtype."""
+        index = (0, head) if self._batch else (head,)
+        return _tensor(self._q[index]), _tensor(self._k[index])
+
+
+def save_qk(path: Path, q: Tensor, k: Tensor, about: dict[str, str]) -> Path:
+    """Write Q and K, ``[H, L, D]`` each, as safetensors, whole or not at all.
+
+    Args:
+        path: the file.
+        q: queries.
+        k: keys.
+        about: metadata; `FileSource` understands "grid" and "text_tokens".
+    """
+    save = require("safetensors.torch", "methods", f"{path}").save_file
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save({"q": q.contiguous().cpu(), "k": k.contiguous().cpu()}, partial, about)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+class _NpzSlice:
+    """An array of an npz, with the two things that a safetensors slice can do."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+
+    def get_shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array[index]
+
+
+def _tensor(part: Any) -> Tensor:
+    if isinstance(part, Tensor):
+        return part
+    return torch.from_numpy(np.array(part))  # a copy: mapped memory is read-only
+
+
+def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any, dict[str, str]]:
+    safetensors = require("safetensors", "methods", f"{path}")
+    if not path.is_file():
+        raise InputError(f"{path}: no such file.")
+    try:
+        file = stack.enter_context(safetensors.safe_open(path, framework="pt"))
+        names, about = list(file.keys()), file.metadata() or {}
+    except (safetensors.SafetensorError, OSError, json.JSONDecodeError) as problem:
+        raise InputError(
+            f"{path}: is damaged, cut off or no safetensors file ({problem}); write it again."
+        ) from problem
+    _check_names(names)
+    slices = file.get_slice("q"), file.get_slice("k")
+    for name, part in zip("qk", slices, strict=True):
+        _check_dtype(name, part.get_dtype(), part.get_dtype() in ("F64", "F32", "F16", "BF16"))
+    return (*slices, dict(about))
+
+
+def _open_npz(path: Path) -> tuple[Any, Any]:
+    with NpzFile(path) as file:
+        _check_names(file.names)
+        arrays = []
+        for name in "qk":
+            mapped = _map_member(path, name)
+            array = mapped if mapped is not None else file.array(name)
+            _check_dtype(name, str(array.dtype), array.dtype in (np.float16, np.float32, float))
+            arrays.append(array)
+    return _NpzSlice(arrays[0]), _NpzSlice(arrays[1])
+
+
+def _map_member(path: Path, name: str) -> np.ndarray[Any, Any] | None:
+    """An array stored without compression, mapped into memory; None where it isn't one."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(f"{name}.npy")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as stream:
+        stream.seek(info.header_offset + 26)  # the lengths of the name and of the extra field
+        name_bytes, extra_bytes = struct.unpack("<HH", stream.read(4))
+        stream.seek(info.header_offset + 30 + name_bytes + extra_bytes)
+        try:
+            version = np.lib.format.read_magic(stream)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, fortran, dtype = read(stream)
+        except (ValueError, KeyError):
+            return None
+        if dtype.hasobject or fortran:
+            return None
+        return np.memmap(path, dtype, "r", offset=stream.tell(), shape=shape)
+
+
+def _check_names(names: list[str]) -> None:
+    missing = [name for name in "qk" if name not in names]
+    if missing:
+        held = ", ".join(f"'{name}'" for name in sorted(names)[:8]) or "nothing"
+        raise InputError(f"has no '{missing[0]}'; it holds {held}; {_HINT}.")
+
+
+def _check_dtype(name: str, dtype: str, floating: bool) -> None:
+    if not floating:
+        raise InputError(f"'{name}' is {dtype}; expected bf16, fp16, fp32 or fp64.")
+
+
+def _check_shapes(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    for name, shape in (("q", q), ("k", k)):
+        if len(shape) != 3 or 0 in shape:
+            raise InputError(f"'{name}' has shape {list(shape)}; {_HINT}, no axis of size 0.")
+    if q[2] != k[2]:
+        raise InputError(
+            f"q has head_dim {q[2]} and k has {k[2]}; expected the same (shapes {list(q)} and "
+            f"{list(k)})."
+        )
+    if q != k:
+        raise InputError(
+            f"q has shape {list(q)} and k {list(k)}; expected the same: self-attention with as "
+            "many key heads as query heads (repeat the keys of grouped queries)."
+        )

@@ -1,0 +1,124 @@
+"""Masks that don't look at Q and K: random blocks, a window of tiles, the radial pattern.
+
+Window: Zhang et al., "Fast Video Generation with Sliding Tile Attention", 2025. Radial: Li et
+al., "Radial Attention: O(n log n) Sparse Attention with Energy Decay for Long Video
+Generation", 2025.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from wavealign.errors import InputError
+from wavealign.methods.params import Radial, Random, Window
+from wavealign.methods.site import Site
+
+BoolArray = npt.NDArray[np.bool_]
+
+_LEAST_COLUMN = 1 / 3  # a column of a block counts as dense above this share of its queries
+_LEAST_BLOCK = 0.6  # a block is kept above this share of dense columns among the touched ones
+
+
+def random(params: Random, site: Site) -> BoolArray:
+    """Blocks at random, bool ``(M, N)``; the length of a row is normal, cut to 1 .. N."""
+    rng = np.random.default_rng([site.seed, site.head])
+    M = math.ceil(site.tokens / params.block_q)
+    N = math.ceil(site.tokens / params.block_kv)
+    mean = params.density * N
+    lengths = rng.normal(mean, params.spread * mean, M) if params.spread else np.full(M, mean)
+    counts = np.clip(np.floor(lengths + rng.random(M)), 1, N)
+    ranks = rng.random((M, N)).argsort(axis=1).argsort(axis=1)
+    return np.asarray(ranks < counts[:, None])
+
+
+def window(params: Window, site: Site) -> BoolArray:
+    """Blocks with a token whose tile lies in the window of a query's tile, bool ``(M, N)``.
+
+    The window's centre is moved inside the video at the borders, so that every tile sees the
+    same number of tiles.
+    """
+    coordinates = site.coordinates("window")
+    grid = site.need_grid("window")
+    tiles = [math.ceil(n / t) for n, t in zip(grid, params.tile, strict=True)]
+    tile_of = np.ravel_multi_index(tuple((coordinates // params.tile).T), tiles)
+    cells = np.stack(np.unravel_index(np.arange(math.prod(tiles)), tiles), axis=-1)
+    near = np.ones((len(cells), len(cells)), dtype=np.bool_)
+    for axis, count in enumerate(tiles):
+        width = min(params.window[axis], count)
+        first = np.clip(cells[:, axis] - width // 2, 0, count - width)
+        near &= (cells[:, axis] >= first[:, None]) & (cells[:, axis] < first[:, None] + width)
+    blocks = math.ceil(site.tokens / params.block)
+    member = np.zeros((blocks, len(cells)), dtype=np.float32)
+    member[np.arange(len(tile_of)) // params.block, tile_of] = 1
+    keep = np.asarray(member @ near.astype(np.float32) @ member.T > 0)
+    return _with_text(keep, site, params.block, params.dense_text)
+
+
+def radial(params: Radial, site: Site) -> BoolArray:
+    """The radial pattern, bool ``(M, N)``, for tokens in raster order.
+
+    Every pair of frames has a window around the same place in the frame, narrower the farther
+    they are apart, and from some distance on only every n-th pair has one. A block is kept
+    where, in one pair of frames, more than 0.6 of the columns that are touched at all are read
+    by more than a third of the block's queries.
+
+    Raises:
+        InputError: another token order, or frames smaller than a block.
+    """
+    frames, height, width = site.need_grid("radial")
+    per_frame, block = height * width, params.block
+    if site.order is not None:
+        raise InputError("radial needs the tokens frame by frame; expected --order raster.")
+    if per_frame < block:
+        raise InputError(f"radial: {per_frame} tokens a frame; expected at least {block}.")
+    tokens = site.video_tokens
+    blocks = math.ceil(site.tokens / block)
+    keep = np.zeros((blocks, blocks), dtype=np.bool_)
+    key = np.arange(tokens)
+    key_frame, place = key // per_frame, key % per_frame
+    # One cell per (K/V block, frame) that meet: a block may span two frames or more.
+    starts = np.flatnonzero(np.diff(key // block, prepend=-1) | np.diff(key_frame, prepend=-1))
+    cell_block = starts // block
+    reach = np.array(
+        [[_reach(i, j, per_frame, params) for j in range(frames)] for i in range(frames)]
+    )
+    for frame in range(frames):
+        half = reach[frame][key_frame]
+        low, high = place - half, place + half
+        for first in range(frame * per_frame // block, math.ceil((frame + 1) * per_frame / block)):
+            begin = max(first * block - frame * per_frame, 0)
+            end = min((first + 1) * block - frame * per_frame, per_frame)
+            readers = np.minimum(high, end - 1) - np.maximum(low, begin) + 1
+            touched = np.add.reduceat(readers > 0, starts, dtype=np.int64)
+            queries = min(block, tokens - first * block)
+            dense = np.add.reduceat(readers > _LEAST_COLUMN * queries, starts, dtype=np.int64)
+            keep[first, cell_block[dense > _LEAST_BLOCK * touched]] = True
+    if params.dense_tail and tokens % block:
+        keep[tokens // block] = True
+        keep[:, tokens // block] = True
+    return _with_text(keep, site, block, params.dense_text)
+
+
+def _reach(i: int, j: int, per_frame: int, params: Radial) -> int:
+    """Half the window between frames `i` and `j`, in tokens; negative where nothing is kept."""
+    distance = abs(i - j)
+    if j == 0 and params.sink:
+        return per_frame
+    full: float = 2 ** per_frame.bit_length() / 2 ** distance.bit_length()
+    if full < 128 and distance % int(128 / full):
+        return -per_frame
+    if distance == 0 or (distance == 1 and params.model == "hunyuan"):
+        return per_frame
+    if distance == 1:
+        return per_frame // 2
+    return int(max(full * params.decay, params.block))
+
+
+def _with_text(keep: BoolArray, site: Site, block: int, dense: bool) -> BoolArray:
+    if site.text_tokens and dense:
+        keep[site.video_tokens // block :] = True
+        keep[:, site.video_tokens // block :] = True
+    return keep

@@ -1,0 +1,114 @@
+"""Arrays of safetensors files and of torch's ``.pt``, beside npz: never code, one clear error."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wavealign._extras import require
+from wavealign.errors import InputError
+from wavealign.npz import ArrayFile, NpzFile
+
+_EXPORT = (
+    "save its tensors instead, e.g. torch.save({'kv_num_blocks': m.kv_num_blocks, 'kv_indices': "
+    "m.kv_indices, 'BLOCK_SIZE': m.BLOCK_SIZE, 'seq_lengths': m.seq_lengths}, FILE)"
+)
+
+
+def open_arrays(path: str | Path, key: str | None = None) -> ArrayFile:
+    """The arrays of a file, by its suffix: ``.safetensors``, ``.pt``, ``.pth``; else npz or npy.
+
+    Raises:
+        InputError: missing, damaged, or holding objects that would have to run code.
+        MissingCapabilityError: the package that reads it isn't installed.
+    """
+    file = Path(path)
+    suffix = file.suffix.lower()
+    if suffix == ".safetensors":
+        return TensorFile(file, _safetensors(file), key)
+    if suffix in (".pt", ".pth"):
+        return TensorFile(file, _torch(file), key)
+    return NpzFile(file, key)
+
+
+class TensorFile(ArrayFile):
+    """Arrays that were read already."""
+
+    def __init__(self, path: Path, arrays: dict[str, npt.NDArray[Any]], key: str | None) -> None:
+        self._arrays = arrays
+        super().__init__(path, list(arrays), key)
+
+    def _read(self, member: str, name: str) -> npt.NDArray[Any]:
+        return self._arrays[member]
+
+
+def _need_file(path: Path) -> None:
+    if not path.exists():
+        raise InputError(f"{path}: no such file.")
+    if not path.is_file():
+        raise InputError(f"{path}: is not a file.")
+
+
+def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    safetensors = require("safetensors", "methods", f"{path}")
+    _need_file(path)
+    arrays = {}
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                arrays[name] = file.get_tensor(name)
+    except (safetensors.SafetensorError, OSError) as problem:
+        raise InputError(
+            f"{path}: is damaged, cut off or no safetensors file ({problem}); write it again."
+        ) from problem
+    except TypeError as problem:  # a dtype that numpy doesn't have
+        raise InputError(
+            f"{path}: can't be read as a mask ({problem}); save masks as bool or whole numbers."
+        ) from problem
+    return arrays
+
+
+def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
+    torch = require("torch", "methods", f"{path}")
+    _need_file(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as problem:
+        raise InputError(
+            f"{path}: holds Python objects that are more than tensors, which are never loaded; "
+            f"if it is a BlockMask, {_EXPORT}."
+        ) from problem
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+        first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise InputError(f"{path}: is damaged or no torch file ({first}).") from problem
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    _flatten(content, "", arrays)
+    if not arrays:
+        raise InputError(f"{path}: holds no tensor; expected a tensor or a dict of tensors.")
+    return arrays
+
+
+def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Tensors, numbers and strings of nested dicts, under names joined by ``/``."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _flatten(item, f"{name}/{key}" if name else str(key), arrays)
+    elif hasattr(value, "detach"):
+        tensor = value.detach()
+        if tensor.layout is not None and str(tensor.layout) != "torch.strided":
+            tensor = tensor.to_dense()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        arrays[name or "mask"] = tensor.numpy()
+    elif isinstance(value, str | int | float | bool):
+        arrays[name] = np.asarray(value)
+    elif isinstance(value, list | tuple):
+        if value and all(isinstance(item, int) for item in value):
+            arrays[name] = np.asarray(value)
+        else:
+            for index, item in enumerate(value):
+                _flatten(item, f"{name}/{index}" if name else str(index), arrays)
