@@ -96,7 +96,7 @@ def sample(path, tmp_path, kernel, step):
     return list(load_recordings(tmp_path / "runs.jsonl", path.parent, kernel))
 
 
-@pytest.mark.parametrize("path", fidelity.VALIDATED)
+@pytest.mark.parametrize("path", fidelity.VALIDATED[:2])
 def test_what_validate_measured_later_is_predicted_too(path, tmp_path):
     """Runs that nothing about hits was fitted to; a sample, for time (docs/fidelity.md)."""
     found = sample(path, tmp_path, "fa4", 5)

@@ -112,7 +112,7 @@ def load_recordings(
         if run.get("regime") == "steady":
             continue  # it belongs to the single launch of the same schedule
         try:
-            yield _recording(run, folder, steady.get(_launch_key(run)), load, build)
+            yield _recording(run, source, folder, steady.get(_launch_key(run)), load, build)
         except KeyError as problem:
             raise InputError(
                 f"{source}: line {number} has no {problem}; expected a measured run "
@@ -143,7 +143,12 @@ def _lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _recording(
-    run: dict[str, Any], folder: Path, steady_ms: float | None, load: _Loader, build: _Builder
+    run: dict[str, Any],
+    source: Path,
+    folder: Path,
+    steady_ms: float | None,
+    load: _Loader,
+    build: _Builder,
 ) -> Recording:
     path, key = _mask_file(folder, run["mask"])
     head = run.get("head_index", run.get("head"))
@@ -152,7 +157,9 @@ def _recording(
         heads = run["heads"] if "schema" in run else head
         mask = load(path, block, key, heads)
         if "schema" in run:
-            return _from_result(run, mask, steady_ms, build)
+            # Files are campaigns: each compares its runs with an `original` of its own.
+            campaign = f"{run['device']} {source.stem}"
+            return _from_result(run, mask, campaign, steady_ms, build)
         rows = run.get("order") or run["rows"]
         row_order = _row_order(own, rows, mask)
         lists = _visit_lists(own, whole, run, rows, mask, row_order)
@@ -175,7 +182,7 @@ def _recording(
 
 
 def _from_result(
-    run: dict[str, Any], mask: BlockMask, steady_ms: float | None, build: _Builder
+    run: dict[str, Any], mask: BlockMask, campaign: str, steady_ms: float | None, build: _Builder
 ) -> Recording:
     if run["schema"] != RUN_SCHEMA or run["source"] != "measured":
         raise InputError(
@@ -193,7 +200,7 @@ def _from_result(
     head = run["head"]
     return Recording(
         run["mask"] + ("" if head is None else f"[{head}]"),
-        run["device"],
+        campaign,
         run["kernel"],
         mask,
         schedule,
