@@ -30,9 +30,12 @@ RECORDED = [
     DATA / "spargeattn_363600.runs.jsonl",
 ]
 VALIDATED = [
-    DATA / folder / f"{campaign}.runs.jsonl"
-    for campaign in ("validated", "resync")
-    for folder in ("", "h200")
+    *(
+        DATA / folder / f"{campaign}.runs.jsonl"
+        for campaign in ("validated", "resync")
+        for folder in ("", "h200")
+    ),
+    DATA / "paper" / "runs.jsonl",
 ]
 SHIPPED = RECORDED + VALIDATED
 
