@@ -32,6 +32,8 @@ def slow_backend(rows="gathered", walks="backwards", *, fault=None):
     class Slow(Backend):
         name = "slow"
         title = "numpy in disguise"
+        needs = ()
+        distribution = "slow"
         capabilities = Capabilities(
             blocks=((8, 16),),
             dtypes=("bf16",),
@@ -41,12 +43,6 @@ def slow_backend(rows="gathered", walks="backwards", *, fault=None):
             rows=rows,
             ragged_kv_first=True,
         )
-
-        def missing(self):
-            return None
-
-        def version(self):
-            return "slow 1"
 
         def bind(self, problem, lists, q, k, v):
             out = torch.empty_like(q)
@@ -228,3 +224,15 @@ def test_validate_without_a_gpu_exits_with_3(tmp_path, arguments, said):
     assert result.exit_code == 3
     assert said in result.output
     assert not list(tmp_path.glob("runs*"))
+
+
+def test_a_backend_says_what_it_needs_and_which_version_it_is():
+    from importlib.metadata import version
+
+    backend = slow_backend()
+    assert backend.missing() is None
+    assert backend.version() == "slow"
+    backend.distribution = "torch"
+    assert backend.version() == f"torch {version('torch')}"
+    backend.needs = (("torch", "gpu"), ("no_such.module", "fa4"))
+    assert backend.missing() == "no_such.module isn't installed: pip install 'wavealign[fa4]'"

@@ -40,21 +40,28 @@ class Backend(abc.ABC):
         name: on the command line and in result rows.
         title: for people.
         capabilities: what it takes.
+        needs: modules that have to be there, each with the extra that brings it.
+        distribution: whose version is that of what computes.
         kernels_per_launch: kernels that a launch starts; the slowest one is the attention.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    needs: ClassVar[tuple[tuple[str, str], ...]]
+    distribution: ClassVar[str]
     kernels_per_launch: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities]
 
-    @abc.abstractmethod
     def missing(self) -> str | None:
         """What this installation lacks for it, with the line that installs it; None if nothing."""
+        return next(filter(None, (_lacks(*need) for need in self.needs)), None)
 
-    @abc.abstractmethod
     def version(self) -> str:
         """Of what computes, e.g. ``"flash-attn-4 4.0.0b36"``."""
+        try:
+            return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+        except importlib.metadata.PackageNotFoundError:
+            return self.distribution
 
     @abc.abstractmethod
     def bind(
@@ -94,18 +101,10 @@ class Backend(abc.ABC):
             raise InputError(f"backend '{self.name}' {reason}.")
 
 
-def lacks(module: str, extra: str) -> str | None:
+def _lacks(module: str, extra: str) -> str | None:
     """A sentence if a module isn't installed, with the line that installs it."""
     try:
         found = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the module's parent
         found = False
     return None if found else f"{module} isn't installed: pip install 'wavealign[{extra}]'"
-
-
-def distribution_version(name: str) -> str:
-    """``"NAME VERSION"`` of an installed distribution."""
-    try:
-        return f"{name} {importlib.metadata.version(name)}"
-    except importlib.metadata.PackageNotFoundError:
-        return name

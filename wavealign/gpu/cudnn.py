@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs, on_device
 from wavealign.gpu.lists import KernelLists
@@ -21,6 +21,8 @@ class CudnnBlockSparse(Backend):
 
     name: ClassVar[str] = "cudnn"
     title: ClassVar[str] = "cuDNN frontend block-sparse attention, 128x128"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = (("cudnn.block_sparse_attention", "cudnn"),)
+    distribution: ClassVar[str] = "nvidia-cudnn-frontend"
     capabilities: ClassVar[Capabilities] = Capabilities(
         blocks=((128, 128),),
         dtypes=("bf16", "fp16"),
@@ -30,14 +32,6 @@ class CudnnBlockSparse(Backend):
         rows="gathered",
         ctas_per_sm=1,
     )
-
-    def missing(self) -> str | None:
-        """See `Backend.missing`."""
-        return lacks("cudnn.block_sparse_attention", "cudnn")
-
-    def version(self) -> str:
-        """See `Backend.version`."""
-        return distribution_version("nvidia-cudnn-frontend")
 
     def bind(
         self,

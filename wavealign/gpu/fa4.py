@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs, on_device
 from wavealign.gpu.lists import KernelLists
@@ -22,6 +22,8 @@ class FlashAttention4(Backend):
 
     name: ClassVar[str] = "fa4"
     title: ClassVar[str] = "FlashAttention-4, block-sparse forward"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = (("flash_attn.cute", "fa4"),)
+    distribution: ClassVar[str] = "flash-attn-4"
     # Blackwell is left out: there the kernel forces query blocks of 256 tokens.
     capabilities: ClassVar[Capabilities] = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
@@ -33,14 +35,6 @@ class FlashAttention4(Backend):
         ragged_kv_first=True,
         ctas_per_sm=1,
     )
-
-    def missing(self) -> str | None:
-        """See `Backend.missing`."""
-        return lacks("flash_attn.cute", "fa4")
-
-    def version(self) -> str:
-        """See `Backend.version`."""
-        return distribution_version("flash-attn-4")
 
     def bind(
         self,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from wavealign.errors import MissingCapabilityError
-from wavealign.gpu.backend import Backend, BoundKernel, distribution_version
+from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.lists import KernelLists
@@ -24,6 +24,8 @@ class FlashInfer(Backend):
 
     name: ClassVar[str] = "flashinfer"
     title: ClassVar[str] = "FlashInfer block-sparse attention"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = ()
+    distribution: ClassVar[str] = "flashinfer-python"
     capabilities: ClassVar[Capabilities] = Capabilities(
         blocks=(),
         dtypes=(),
@@ -36,10 +38,6 @@ class FlashInfer(Backend):
     def missing(self) -> str | None:
         """See `Backend.missing`."""
         return f"refused: {_REASON}"
-
-    def version(self) -> str:
-        """See `Backend.version`."""
-        return distribution_version("flashinfer-python")
 
     def bind(
         self,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs, on_device
 from wavealign.gpu.lists import KernelLists
@@ -22,6 +22,8 @@ class FlexAttention(Backend):
 
     name: ClassVar[str] = "flex"
     title: ClassVar[str] = "torch FlexAttention, Triton kernel"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = (("torch", "gpu"), ("triton", "gpu"))
+    distribution: ClassVar[str] = "torch"
     kernels_per_launch: ClassVar[int] = 2  # the other one scales the log-sum-exps
     capabilities: ClassVar[Capabilities] = Capabilities(
         blocks=((128, 128), (128, 64), (64, 64), (64, 128)),
@@ -35,14 +37,6 @@ class FlexAttention(Backend):
 
     def __init__(self) -> None:
         self._compiled: Any = None
-
-    def missing(self) -> str | None:
-        """See `Backend.missing`."""
-        return lacks("torch", "gpu") or lacks("triton", "gpu")
-
-    def version(self) -> str:
-        """See `Backend.version`."""
-        return distribution_version("torch")
 
     def bind(
         self,

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from wavealign.gpu.backend import Backend, BoundKernel, distribution_version, lacks
+from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs, on_device
 from wavealign.gpu.lists import KernelLists
@@ -21,6 +21,8 @@ class TritonRows(Backend):
 
     name: ClassVar[str] = "triton"
     title: ClassVar[str] = "WaveAlign's Triton kernels, row order as a table"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = (("triton", "gpu"),)
+    distribution: ClassVar[str] = "triton"
     capabilities: ClassVar[Capabilities] = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
         dtypes=("bf16", "fp16"),
@@ -30,14 +32,6 @@ class TritonRows(Backend):
         rows="table",
         ctas_per_sm=1,
     )
-
-    def missing(self) -> str | None:
-        """See `Backend.missing`."""
-        return lacks("triton", "gpu")
-
-    def version(self) -> str:
-        """See `Backend.version`."""
-        return distribution_version("triton")
 
     def rows_per_sm(self, problem: Problem) -> int:
         """See `Backend.rows_per_sm`: on Hopper two CTAs of 64 rows share an SM."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from wavealign.errors import InputError, unknown_name
 from wavealign.order.policies import parse_policy
+from wavealign.shipped import profile_names, read_profile
 
 GUARD_SCHEMA = "wavealign.guard/1"
 SOURCES = ("measured", "simulated")
@@ -82,12 +79,7 @@ class GuardProfile:
 
 def guard_profile_names() -> list[str]:
     """Devices for which a profile ships."""
-    folder = files("wavealign.guard") / "profiles"
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    return profile_names("wavealign.guard")
 
 
 @cache
@@ -97,21 +89,7 @@ def load_guard_profile(name: str) -> GuardProfile:
     Raises:
         InputError: an unknown name, or a file that isn't a complete profile.
     """
-    if name.endswith(".toml"):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise InputError(f"{name}: can't be read ({problem}).") from problem
-    elif name in guard_profile_names():
-        text = (files("wavealign.guard") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        raise unknown_name("guard profile", name, guard_profile_names())
-    try:
-        return _parse(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as problem:
-        raise InputError(f"{name}: is not TOML ({problem}).") from problem
-    except (KeyError, ValueError) as problem:
-        raise InputError(f"{name}: {problem}") from problem
+    return read_profile("wavealign.guard", "guard profile", name, _parse)
 
 
 def _parse(table: Mapping[str, Any]) -> GuardProfile:

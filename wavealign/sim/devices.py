@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from wavealign.errors import InputError, unknown_name
+from wavealign.errors import unknown_name
+from wavealign.shipped import profile_names, read_profile
 from wavealign.sim.power import PowerProfile
 
 DEVICE_SCHEMA = "wavealign.device/1"
@@ -126,12 +124,7 @@ class DeviceProfile:
 
 def device_names() -> list[str]:
     """Names of the shipped profiles."""
-    folder = files("wavealign.sim") / "profiles"
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    return profile_names("wavealign.sim")
 
 
 # What the driver calls the cards of each profile; the first that fits, so memory sizes come first.
@@ -163,23 +156,7 @@ def load_device(name: str) -> DeviceProfile:
     Raises:
         InputError: an unknown name, or a file that isn't a complete profile.
     """
-    if name.endswith(".toml"):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise InputError(f"{name}: can't be read ({problem}).") from problem
-    elif name in device_names():
-        text = (files("wavealign.sim") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        raise unknown_name("device", name, device_names())
-    try:
-        return _parse(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as problem:
-        raise InputError(f"{name}: is not TOML ({problem}).") from problem
-    except KeyError as problem:
-        raise InputError(f"{name}: has no {problem}; expected a complete profile.") from problem
-    except (TypeError, ValueError, AttributeError) as problem:
-        raise InputError(f"{name}: {problem}") from problem
+    return read_profile("wavealign.sim", "device", name, _parse)
 
 
 def profile_toml(profile: DeviceProfile) -> str:
