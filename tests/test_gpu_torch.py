@@ -226,6 +226,22 @@ def test_validate_without_a_gpu_exits_with_3(tmp_path, arguments, said):
     assert not list(tmp_path.glob("runs*"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backend", "tritom"), "unknown backend 'tritom'. Did you mean 'triton'?"),
+        (("--policy", "lockstpe"), "unknown policy 'lockstpe'. Did you mean 'lockstep'?"),
+        (("--trace", "folder"), "--trace needs --backend triton"),
+        (("--regime", "hot"), "'hot' is not one of 'single', 'steady'"),
+    ],
+)
+def test_validate_says_what_is_wrong_before_it_asks_for_a_gpu(tmp_path, arguments, said):
+    save_mask(tmp_path / "m.npz", random_mask())
+    result = CliRunner().invoke(main, ["validate", "--mask", str(tmp_path / "m.npz"), *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
 def test_a_backend_says_what_it_needs_and_which_version_it_is():
     from importlib.metadata import version
 

@@ -11,7 +11,7 @@ import click
 
 from wavealign.cli.failure import Failure
 from wavealign.cli.options import cores, fitting_schedule, json_option, load_heads, seed_option
-from wavealign.errors import InputError, MissingCapabilityError
+from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
     from wavealign.gpu.backend import Backend
@@ -101,17 +101,21 @@ def validate(
 
     Every output is checked against float32 attention first. Q, K and V are random normal.
     """
-    _require_gpu(gpu)
-    from wavealign.gpu.registry import find_backend
-    from wavealign.gpu.telemetry import Telemetry
+    from wavealign.gpu.registry import BACKEND_NAMES, find_backend
     from wavealign.order import parse_policy
     from wavealign.results import ResultWriter
 
     for policy in options["policies"] or DEFAULT_POLICIES:
         parse_policy(policy)
-    backends = [find_backend(name) for name in backend_names]
+    for name in backend_names:
+        if name not in BACKEND_NAMES:
+            raise unknown_name("backend", name, BACKEND_NAMES)
     if options["trace"] and set(backend_names) != {"triton"}:
         raise InputError("--trace needs --backend triton: no other kernel says where its rows ran.")
+    _require_gpu(gpu)
+    from wavealign.gpu.telemetry import Telemetry
+
+    backends = [find_backend(name) for name in backend_names]
     masks = [
         load_heads(path, options["heads"], options["block"], options["key"]) for path in mask_paths
     ]
