@@ -81,7 +81,7 @@ def test_backends_compute_block_sparse_attention(name, case, shape):
         schedule = build_schedule(mask, policy, wave=4)
         launch = Launch(backend, problem, schedule, inputs)
         check_launch(launch, problem, reference, f"{name} {case} {policy}")
-        check_poke(backend, problem, schedule, inputs, f"{name} {case} {policy}")
+        check_poke(launch, backend, problem, schedule, inputs, f"{name} {case} {policy}")
 
 
 def test_the_checks_notice_a_wrong_kernel():

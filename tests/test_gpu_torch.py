@@ -44,7 +44,8 @@ def slow_backend(rows="gathered", walks="backwards", *, fault=None):
             ragged_kv_first=True,
         )
 
-        def bind(self, problem, lists, q, k, v):
+        def bind(self, problem, lists, inputs):
+            q, k, v = inputs.q, inputs.k, inputs.v
             out = torch.empty_like(q)
             lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
             return BoundKernel(lambda: run(problem, lists, q, k, v, out, lse), (out, lse))
@@ -143,7 +144,7 @@ def test_a_right_kernel_passes_the_checks(rows, changes):
         launch = Launch(backend, problem, schedule, inputs)
         assert launch.moves_rows == (rows == "gathered")
         assert check_launch(launch, problem, wanted, policy).error_frac < 4e-3
-        check_poke(backend, problem, schedule, inputs, policy)
+        check_poke(launch, backend, problem, schedule, inputs, policy)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_wrong_kernel_is_caught(fault, check, said):
     )
     checks = {
         "launch": lambda: check_launch(launch, problem, wanted, "x"),
-        "poke": lambda: check_poke(backend, problem, schedule, inputs, "x"),
+        "poke": lambda: check_poke(launch, backend, problem, schedule, inputs, "x"),
     }
     with pytest.raises(WrongResultError, match=said):
         checks[check]()

@@ -11,6 +11,7 @@ from wavealign.attention.inputs import Geometry, Sequences
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.rows import is_hopper
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule
 
@@ -95,7 +96,7 @@ def run(
     """
     one = {"triton": _triton, "fa4": _fa4, "reference": _reference}[choice.name]
     q, k, v = sequences.q, sequences.k, sequences.v
-    if choice.name == "fa4" or not _strided_is_fine():
+    if choice.name == "fa4" or not is_hopper():
         q, k, v = (t.contiguous() for t in (q, k, v))
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     if sizes.batch == 1:
@@ -127,11 +128,6 @@ def _backend(name: str) -> Backend:
     from wavealign.gpu.fa4 import FlashAttention4
 
     return FlashAttention4()
-
-
-def _strided_is_fine() -> bool:
-    """The Hopper kernel takes any strides, the plain Triton one needs contiguous tensors."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def _problem(sizes: Geometry, sequences: Sequences | None):  # type: ignore[no-untyped-def]
@@ -184,6 +180,8 @@ def _reference(
     sizes: Geometry, schedule: DeviceSchedule, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Row after row in launch order over its list, in float32: slow, for tests and doubts."""
+    from wavealign.gpu.reference import attend_tokens
+
     q, k, v = inputs.q, inputs.k, inputs.v
     B, tokens, H, D = q.shape
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -199,7 +197,7 @@ def _reference(
             blocks = schedule.indices[h, row, : counts[h][row]].long()
             kept = (blocks[:, None] * sizes.block_kv + within).flatten()
             kept = kept[kept < sizes.tokens_kv]
-            scores = q[:, mine, h].float() @ keys[:, kept].mT / math.sqrt(D)
-            lse[:, h, mine] = scores.logsumexp(-1)
-            out[:, mine, h] = (scores.softmax(-1) @ values[:, kept]).to(out.dtype)
+            rows = q[:, mine, h].float()
+            attended, lse[:, h, mine] = attend_tokens(rows, keys, values, kept, 1.0 / math.sqrt(D))
+            out[:, mine, h] = attended.to(out.dtype)
     return out, lse

@@ -261,26 +261,23 @@ class _Runs:
         telemetry: Telemetry,
     ) -> Iterator[Pair]:
         """Measured rows, each with its prediction."""
-        from wavealign.gpu.lists import as_executed
         from wavealign.gpu.measure import measure
         from wavealign.report.progress import Progress
 
-        executed = {
-            s.policy: as_executed(s, case.problem.mask, backend.capabilities)
-            for s in case.schedules
-        }
+        schedules = {schedule.policy: schedule for schedule in case.schedules}
         steps = len(case.schedules) * (len(self._options.regimes) + self._options.check)
         steps += self._options.check + self._options.dense
         with Progress(steps, f"{backend.name}, {case.mask_name}", self._quiet) as progress:
             rows = measure(backend, case, self._options, telemetry, counters, progress.advance)
             for row in rows:
-                yield row, self._predict(backend, case, executed[row.policy], row)
+                yield row, self._predict(backend, case, schedules[row.policy], row)
         if self._given["trace"]:
             self._trace(backend, case)
 
     def _predict(
         self, backend: Backend, case: Case, schedule: Schedule, row: RunResult
     ) -> RunResult | None:
+        from wavealign.gpu.lists import as_executed
         from wavealign.sim.setup import Setup
         from wavealign.sim.simulate import run_schedule
 
@@ -298,7 +295,8 @@ class _Runs:
             dtype=problem.dtype,
             regime=row.regime or "single",
         )
-        return run_schedule(problem.mask, schedule, setup, seed=row.seed, name=case.mask_name)
+        executed = as_executed(schedule, problem.mask, backend.capabilities)
+        return run_schedule(problem.mask, executed, setup, seed=row.seed, name=case.mask_name)
 
     def _trace(self, backend: Backend, case: Case) -> None:
         from wavealign.gpu.rows import TritonRows

@@ -64,22 +64,14 @@ class Backend(abc.ABC):
             return self.distribution
 
     @abc.abstractmethod
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """The kernel over these lists.
 
         Args:
             problem: what the backend hasn't refused.
             lists: see `kernel_lists`.
-            q: ``[B, M * block_q, H, D]`` in launch order for gathered rows, else
-                ``[B, tokens_q, H, D]``.
-            k, v: ``[B, tokens_kv, H_kv, D]``.
+            inputs: K, V, and Q: ``[B, M * block_q, H, D]`` in launch order for gathered rows,
+                else ``[B, tokens_q, H, D]``.
         """
 
     @abc.abstractmethod

@@ -67,19 +67,28 @@ def check_launch(
 
 
 def check_poke(
-    backend: Backend, problem: Problem, schedule: Schedule, inputs: Inputs, label: str
+    clean: Launch,
+    backend: Backend,
+    problem: Problem,
+    schedule: Schedule,
+    inputs: Inputs,
+    label: str,
 ) -> None:
     """Poke V outside of the mask: rows that don't keep the poked block may not change by a bit.
 
     In each head the K/V block that most rows skip becomes NaN, so rows that keep it must turn
     NaN too. Nothing is checked where every row keeps every block.
 
+    Args:
+        clean: a launch of this schedule over these inputs.
+        backend, problem, schedule, inputs: of that launch.
+        label: for messages.
+
     Raises:
         WrongResultError: a row read a V block that it doesn't keep, or not one that it does.
     """
     mask = problem.mask
-    before = Launch(backend, problem, schedule, inputs)
-    clean = before.attend()[0].clone()
+    unpoked = clean.attend()[0].clone()
     poked = inputs.v.clone()
     keeps = np.zeros((mask.H, mask.M), dtype=np.bool_)
     shared = problem.heads_per_kv_head
@@ -95,7 +104,7 @@ def check_poke(
     out = launch.attend()[0]
     of_token = torch.from_numpy(keeps.repeat(mask.block_q, axis=1)[:, : mask.tokens_q].T.copy())
     kept = of_token.to(out.device)  # [tokens, H]
-    changed = (out != clean).any(-1)  # NaN differs from everything
+    changed = (out != unpoked).any(-1)  # NaN differs from everything
     if bool(changed[:, ~kept].any()):
         raise WrongResultError(f"{label}: rows changed with V blocks that they don't keep.")
     if not bool(changed[:, kept].all()):

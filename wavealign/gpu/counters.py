@@ -65,19 +65,19 @@ class Counters:
     """
 
     kernel: str
-    time_ms: float | None
-    l2_hit_frac: float | None
-    lts_sector_hit_frac: float | None
-    l2_requested_bytes: int | None
-    fabric_bytes: int | None
-    l2_fill_bytes: int | None
-    hbm_read_bytes: int | None
-    hbm_write_bytes: int | None
-    tensor_active_frac: float | None
-    clock_ghz: float | None
-    grid_size: int | None
-    registers_per_thread: int | None
-    ctas_per_sm: int | None
+    time_ms: float | None = None
+    l2_hit_frac: float | None = None
+    lts_sector_hit_frac: float | None = None
+    l2_requested_bytes: int | None = None
+    fabric_bytes: int | None = None
+    l2_fill_bytes: int | None = None
+    hbm_read_bytes: int | None = None
+    hbm_write_bytes: int | None = None
+    tensor_active_frac: float | None = None
+    clock_ghz: float | None = None
+    grid_size: int | None = None
+    registers_per_thread: int | None = None
+    ctas_per_sm: int | None = None
 
 
 def parse_csv(text: str) -> list[dict[str, str]]:

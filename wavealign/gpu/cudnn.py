@@ -33,18 +33,11 @@ class CudnnBlockSparse(Backend):
         ctas_per_sm=1,
     )
 
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
-        counts = on_device(lists.counts, q.device)[None]
-        indices = on_device(lists.padded(), q.device)[None]
-        return _bound(problem, q, k, v, counts, indices)
+        counts = on_device(lists.counts, inputs.q.device)[None]
+        indices = on_device(lists.padded(), inputs.q.device)[None]
+        return _bound(problem, inputs, counts, indices)
 
     def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""
@@ -52,7 +45,7 @@ class CudnnBlockSparse(Backend):
         every = torch.arange(mask.N, dtype=torch.int32, device=inputs.q.device)
         indices = every.expand(1, mask.H, mask.M, mask.N)
         counts = torch.full((1, mask.H, mask.M), mask.N, dtype=torch.int32, device=every.device)
-        return _bound(problem, inputs.q, inputs.k, inputs.v, counts, indices)
+        return _bound(problem, inputs, counts, indices)
 
 
 class CudnnBlockSparse64(CudnnBlockSparse):
@@ -72,15 +65,11 @@ class CudnnBlockSparse64(CudnnBlockSparse):
 
 
 def _bound(
-    problem: Problem,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    counts: torch.Tensor,
-    indices: torch.Tensor,
+    problem: Problem, inputs: Inputs, counts: torch.Tensor, indices: torch.Tensor
 ) -> BoundKernel:
     from cudnn.block_sparse_attention import block_sparse_attention_forward
 
+    q, k, v = inputs.q, inputs.k, inputs.v
     B = q.shape[0]
     counts = counts.expand(B, -1, -1).contiguous()
     indices = indices.expand(B, -1, -1, -1).contiguous()

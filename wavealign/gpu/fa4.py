@@ -36,21 +36,14 @@ class FlashAttention4(Backend):
         ctas_per_sm=1,
     )
 
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
         mask = problem.mask
         return self.bind_arrays(
             (mask.block_q, mask.block_kv),
-            Inputs(q, k, v),
-            on_device(lists.counts, q.device),
-            on_device(lists.padded(), q.device),
+            inputs,
+            on_device(lists.counts, inputs.q.device),
+            on_device(lists.padded(), inputs.q.device),
         )
 
     def bind_arrays(
@@ -81,17 +74,18 @@ class FlashAttention4(Backend):
             full_block_idx=indices[None],
             block_size=block,
         )
-        return _bound(inputs.q, inputs.k, inputs.v, sparse)
+        return _bound(inputs, sparse)
 
     def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""
         del problem
-        return _bound(inputs.q, inputs.k, inputs.v, None)
+        return _bound(inputs, None)
 
 
-def _bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sparse: object) -> BoundKernel:
+def _bound(inputs: Inputs, sparse: object) -> BoundKernel:
     from flash_attn.cute.interface import _flash_attn_fwd
 
+    q, k, v = inputs.q, inputs.k, inputs.v
     B, tokens, H, _ = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from wavealign.errors import MissingCapabilityError
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
@@ -39,14 +37,7 @@ class FlashInfer(Backend):
         """See `Backend.missing`."""
         return f"refused: {_REASON}"
 
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """Always raises."""
         raise MissingCapabilityError(f"backend 'flashinfer' can't run a schedule: {_REASON}.")
 

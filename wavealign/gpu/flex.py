@@ -38,45 +38,36 @@ class FlexAttention(Backend):
     def __init__(self) -> None:
         self._compiled: Any = None
 
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
         from torch.nn.attention.flex_attention import BlockMask
 
         mask = problem.mask
-        counts = on_device(lists.counts, q.device)[None]
+        counts = on_device(lists.counts, inputs.q.device)[None]
         # Lists as wide as the mask: a width of its own would compile the kernel anew for each
         # schedule.
         blocks = BlockMask.from_kv_blocks(
             torch.zeros_like(counts),
             counts.new_zeros(1, mask.H, mask.M, mask.N),
             counts,
-            on_device(lists.padded(mask.N), q.device)[None],
+            on_device(lists.padded(mask.N), inputs.q.device)[None],
             BLOCK_SIZE=(mask.block_q, mask.block_kv),
-            seq_lengths=(q.shape[1], k.shape[1]),
+            seq_lengths=(inputs.q.shape[1], inputs.k.shape[1]),
             compute_q_blocks=False,
         )
-        return self._bound(problem, q, k, v, blocks)
+        return self._bound(problem, inputs, blocks)
 
     def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""
-        return self._bound(problem, inputs.q, inputs.k, inputs.v, None)
+        return self._bound(problem, inputs, None)
 
-    def _bound(
-        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: object
-    ) -> BoundKernel:
+    def _bound(self, problem: Problem, inputs: Inputs, blocks: object) -> BoundKernel:
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         if self._compiled is None:
             self._compiled = torch.compile(flex_attention, dynamic=False)
         compiled = self._compiled
-        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        heads_first = [t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v)]
         options = {
             "BACKEND": "TRITON",
             "BLOCK_M": min(128, problem.mask.block_q),

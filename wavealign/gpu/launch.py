@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from wavealign.gpu.backend import Backend, BoundKernel
@@ -40,7 +42,9 @@ class Launch:
             self._lse = torch.empty(B, H, mask.tokens_q, device=q.device)
             self.gather()
         lists = kernel_lists(self.executed, backend.capabilities)
-        self._kernel: BoundKernel = backend.bind(problem, lists, self._q, inputs.k, inputs.v)
+        self._kernel: BoundKernel = backend.bind(
+            problem, lists, dataclasses.replace(inputs, q=self._q)
+        )
         self._result: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wavealign.gpu.capabilities import Capabilities
-from wavealign.masks.block_mask import BlockMask, Int32Array, Int64Array
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
 from wavealign.order.schedule import Schedule
 
 
@@ -47,11 +47,12 @@ def as_executed(schedule: Schedule, mask: BlockMask, capabilities: Capabilities)
 
 def kernel_lists(schedule: Schedule, capabilities: Capabilities) -> KernelLists:
     """A schedule (see `as_executed`) in the backend's list convention."""
-    H, M, _ = schedule.shape
+    H, M, N = schedule.shape
     indptr, indices = schedule.indptr, schedule.indices
     if capabilities.rows == "gathered":
         rows = (schedule.row_order + M * np.arange(H, dtype=np.int64)[:, None]).ravel()
-        indptr, indices = _take(indptr, indices, rows)
+        taken = HeadMask(indptr, indices, H * M, N).take_rows(rows)
+        indptr, indices = taken.indptr, taken.indices
     if capabilities.walks == "backwards":
         indices = _reversed(indptr, indices)
     counts = np.diff(indptr).astype(np.int32).reshape(H, M)
@@ -69,16 +70,6 @@ def resident(schedule: Schedule, blocks: int) -> Schedule:
     return Schedule(
         schedule.row_order, schedule.indptr, folded, schedule.shape, f"{schedule.policy} in L2"
     )
-
-
-def _take(
-    indptr: Int64Array, indices: Int32Array, rows: Int64Array
-) -> tuple[Int64Array, Int32Array]:
-    counts = np.diff(indptr)[rows]
-    taken = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(counts, out=taken[1:])
-    source = np.arange(taken[-1]) + np.repeat(indptr[:-1][rows] - taken[:-1], counts)
-    return taken, indices[source]
 
 
 def _reversed(indptr: Int64Array, indices: Int32Array) -> Int32Array:

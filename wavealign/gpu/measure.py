@@ -27,6 +27,7 @@ from wavealign.results import RunResult
 
 Regime = Literal["single", "steady"]
 
+_NOT_COUNTED = Counters(kernel="")
 _RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
 
 
@@ -84,11 +85,11 @@ class Case:
 class _Facts:
     """What is known of one schedule so far."""
 
-    executed: Schedule
+    ragged_kv_first: bool
+    counters: Counters
     error_frac: float | None = None
     gather_ms: float = 0.0
     scatter_ms: float = 0.0
-    counters: Counters | None = None
 
 
 def measure(
@@ -118,16 +119,19 @@ def measure(
     inputs = Inputs.random(case.problem, device, options.seed)
     launches = {s.policy: Launch(backend, case.problem, s, inputs) for s in case.schedules}
     facts = {
-        policy: _Facts(launch.executed, counters=(counters or {}).get(policy))
-        for policy, launch in launches.items()
+        s.policy: _Facts(
+            launches[s.policy].executed is not s, (counters or {}).get(s.policy, _NOT_COUNTED)
+        )
+        for s in case.schedules
     }
     if options.check:
         reference = reference_attention(case.problem, inputs)
         progress("reference")
         for schedule in case.schedules:
             label = f"{backend.name}, {case.mask_name}, {schedule.policy}"
-            verdict = check_launch(launches[schedule.policy], case.problem, reference, label)
-            check_poke(backend, case.problem, schedule, inputs, label)
+            launch = launches[schedule.policy]
+            verdict = check_launch(launch, case.problem, reference, label)
+            check_poke(launch, backend, case.problem, schedule, inputs, label)
             facts[schedule.policy].error_frac = verdict.error_frac
             progress(f"checked {schedule.policy}")
         del reference
@@ -148,7 +152,7 @@ def measure(
     dense_ms = None
     if options.dense:
         dense = backend.bind_dense(case.problem, inputs)
-        dense_ms = time_single({"dense": lambda: _discard(dense.launch())}, 3, device)["dense"]
+        dense_ms = time_single({"dense": dense.launch}, 3, device)["dense"]
         progress("dense")
     rows = _Rows(backend, case, options, facts, telemetry, dense_ms)
     if "single" in options.regimes:
@@ -168,10 +172,6 @@ def measure(
                 )
             yield rows.steady(policy, steady, limit)
             progress(f"timed {policy}, steady")
-
-
-def _discard(_: object) -> None:
-    pass
 
 
 def count_cases(
@@ -234,11 +234,11 @@ class _Rows:
         mask = problem.mask
         counters = facts.counters
         kv_token_bytes = 4 * problem.head_dim  # K and V in two bytes each
-        read = None if counters is None else counters.hbm_read_bytes
+        read = counters.hbm_read_bytes
         flops = 4.0 * mask.block_q * mask.block_kv * problem.head_dim * mask.nnz * problem.batch
         dense_ms = self._dense_ms if regime == "single" else None
         state = self._telemetry.read()
-        requested = None if counters is None else counters.l2_requested_bytes
+        requested = counters.l2_requested_bytes
         asked = mask.nnz * mask.block_kv * kv_token_bytes * problem.batch
         return RunResult(
             source="measured",
@@ -256,15 +256,15 @@ class _Rows:
             l2_capacity_bytes=None,
             kv_block_bytes=mask.block_kv * kv_token_bytes,
             time_ms=time_ms,
-            l2_hit_frac=None if counters is None else counters.l2_hit_frac,
-            lts_sector_hit_frac=None if counters is None else counters.lts_sector_hit_frac,
+            l2_hit_frac=counters.l2_hit_frac,
+            lts_sector_hit_frac=counters.lts_sector_hit_frac,
             l2_requested_bytes=requested if requested is not None else asked,
-            fabric_bytes=None if counters is None else counters.fabric_bytes,
+            fabric_bytes=counters.fabric_bytes,
             hbm_read_bytes=read,
             compulsory_bytes=_compulsory_tokens(problem) * kv_token_bytes * problem.batch,
             belady_bytes=None,
             imbalance_frac=None,
-            clock_ghz=None if counters is None or regime != "single" else counters.clock_ghz,
+            clock_ghz=counters.clock_ghz if regime == "single" else None,
             energy_j=None,
             limit_ms=limit_ms,
             gap=time_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
@@ -278,23 +278,20 @@ class _Rows:
             kv_heads=problem.kv_heads or mask.H,
             head_dim=problem.head_dim,
             dtype=problem.dtype,
-            counters_ms=None if counters is None else counters.time_ms,
-            tensor_active_frac=None if counters is None else counters.tensor_active_frac,
-            hbm_write_bytes=None if counters is None else counters.hbm_write_bytes,
-            cache_control=None if counters is None else self._options.cache_control,
+            counters_ms=counters.time_ms,
+            tensor_active_frac=counters.tensor_active_frac,
+            hbm_write_bytes=counters.hbm_write_bytes,
+            cache_control=None if counters is _NOT_COUNTED else self._options.cache_control,
             gather_ms=facts.gather_ms,
             scatter_ms=facts.scatter_ms,
             dense_ms=dense_ms,
             error_frac=facts.error_frac,
-            ragged_kv_first=facts.executed.indices is not self._original(policy).indices,
+            ragged_kv_first=facts.ragged_kv_first,
             schedule_file=case.schedule_files.get(policy),
             gpu=state.name,
             driver=state.driver,
             backend_version=self._backend.version(),
         )
-
-    def _original(self, policy: str) -> Schedule:
-        return next(s for s in self._case.schedules if s.policy == policy)
 
 
 def _compulsory_tokens(problem: Problem) -> int:

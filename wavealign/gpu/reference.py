@@ -43,13 +43,13 @@ def reference_attention(problem: Problem, inputs: Inputs) -> tuple[torch.Tensor,
             tokens = slice(i * mask.block_q, min((i + 1) * mask.block_q, mask.tokens_q))
             kept = (lists[begin:end, None] * mask.block_kv + within).flatten()
             kept = kept[kept < mask.tokens_kv]
-            out[:, tokens, h], lse[:, h, tokens] = _attend(
+            out[:, tokens, h], lse[:, h, tokens] = attend_tokens(
                 q[:, tokens, h].float(), keys, values, kept, scale
             )
     return out, lse
 
 
-def _attend(
+def attend_tokens(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query block over the kept tokens, a chunk at a time, merged by log-sum-exp."""

@@ -35,22 +35,15 @@ class TritonRows(Backend):
 
     def rows_per_sm(self, problem: Problem) -> int:
         """See `Backend.rows_per_sm`: on Hopper two CTAs of 64 rows share an SM."""
-        if not _is_hopper():
+        if not is_hopper():
             return 1
         from wavealign.gpu._hopper_kernels import CTA_SHAPES
 
         return CTA_SHAPES[problem.mask.block_q].ctas_per_sm
 
-    def bind(
-        self,
-        problem: Problem,
-        lists: KernelLists,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> BoundKernel:
+    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
-        return _bound(problem, Inputs(q, k, v), *_arrays(lists, q.device))
+        return _bound(problem, inputs, *_arrays(lists, inputs.q.device))
 
     def bind_arrays(
         self,
@@ -99,7 +92,8 @@ class TritonRows(Backend):
         return record
 
 
-def _is_hopper() -> bool:
+def is_hopper() -> bool:
+    """Whether the Gluon kernel runs here, which takes tensors of any strides."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
@@ -154,4 +148,4 @@ def _bound(
         )  # fmt: skip
         return out, lse
 
-    return BoundKernel(launch_hopper if _is_hopper() else launch_plain, (out, lse))
+    return BoundKernel(launch_hopper if is_hopper() else launch_plain, (out, lse))

@@ -65,7 +65,7 @@ class SteadyTime:
 
 
 def time_single(
-    launches: Mapping[str, Callable[[], None]],
+    launches: Mapping[str, Callable[[], object]],
     repeats: int,
     device: torch.device,
     progress: Callable[[], None] = lambda: None,

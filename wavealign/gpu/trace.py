@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +13,19 @@ from wavealign.gpu.capabilities import Problem
 from wavealign.npz import save_npz
 from wavealign.order.schedule import Schedule
 
+if TYPE_CHECKING:
+    from wavealign.gpu.rows import TritonRows
+
 TRACE_SCHEMA = "wavealign.trace/1"
 
 
 def record_trace(
-    backend: object, problem: Problem, schedule: Schedule, seed: int = 0
+    backend: TritonRows, problem: Problem, schedule: Schedule, seed: int = 0
 ) -> npt.NDArray[np.int64]:
     """Run one schedule with tracing.
 
     Args:
-        backend: a `TritonRows`.
-        problem, schedule: what to run.
+        backend, problem, schedule: what to run.
         seed: of Q, K and V.
 
     Returns:
@@ -34,9 +37,7 @@ def record_trace(
     from wavealign.gpu.inputs import Inputs
     from wavealign.gpu.launch import Launch
     from wavealign.gpu.lists import kernel_lists
-    from wavealign.gpu.rows import TritonRows
 
-    assert isinstance(backend, TritonRows)
     inputs = Inputs.random(problem, "cuda", seed)
     Launch(backend, problem, schedule, inputs).run()  # warm
     lists = kernel_lists(schedule, backend.capabilities)
@@ -49,7 +50,7 @@ def record_trace(
 
 
 def write_traces(
-    path: Path, backend: object, problem: Problem, schedules: Sequence[Schedule], seed: int
+    path: Path, backend: TritonRows, problem: Problem, schedules: Sequence[Schedule], seed: int
 ) -> None:
     """Traces of several schedules: npz of `TRACE_SCHEMA` with an array a policy."""
     path.parent.mkdir(parents=True, exist_ok=True)
