@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from wavealign.guard import CostModel, Decision, Guard
-from wavealign.guard.model import LOCKSTEP, SAWTOOTH
+from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.masks import BlockMask, load_mask
 from wavealign.order import Schedule, build_schedule
 from wavealign.sim.recordings import load_recordings
 from wavealign.sim.simulate import run_schedule
 
 DATA = Path(__file__).parent.parent / "data"
-POLICIES = ("original", "nnz", "svd+nnz", SAWTOOTH, LOCKSTEP, "resync")
+POLICIES = ("original", "nnz", "svd+nnz", SAWTOOTH, "lockstep", RESYNC)
 _NOTHING = 0.003  # a win below this share of the time counts as none
 
 
@@ -163,7 +163,7 @@ def measured(model: CostModel, uses: float) -> Iterator[dict[str, object]]:
         (DATA / "h200" / "validated.runs.jsonl", DATA / "h200"),
     ):
         for run in load_recordings(runs, where, "fa4"):
-            policy = {"lockstep": LOCKSTEP}.get(run.schedule.policy, run.schedule.policy)
+            policy = {"resync": RESYNC}.get(run.schedule.policy, run.schedule.policy)
             groups.setdefault(run.mask_name, {})[policy] = run.measured.time_ms
             found[run.mask_name] = run.mask
     for name, kernel in groups.items():

@@ -9,7 +9,8 @@
   chose, with its planning time.
 - attend: the host's time in a call, and the device's beyond the kernel's.
 - memory: 1,000 calls of one `Attention` under masks that change.
-- wan: a Wan2.1-14B layer with random weights at 75,600 tokens: the step, dense and sparse.
+- wan: layers of Wan2.1-14B's widths with random weights, 75,600 and 363,600 tokens: steps, dense
+  and sparse, and what of them is attention, planning and finding masks.
 
 --small runs the same code on small masks anywhere, without meaning.
 """
@@ -33,12 +34,13 @@ import wavealign
 from wavealign.attention.backends import choose_backend, rows_in_flight
 from wavealign.attention.inputs import Sequences, check_mask, geometry
 from wavealign.attention.plans import Terms, decide, make_planner
-from wavealign.guard.model import LOCKSTEP, SAWTOOTH
+from wavealign.guard.model import RESYNC, SAWTOOTH
+from wavealign.guard.on_device import device_lengths
 from wavealign.masks import BlockMask, load_mask
 from wavealign.planning import Planner
 
 DATA = Path(__file__).parent.parent / "data"
-POLICIES = ("original", "nnz", SAWTOOTH, LOCKSTEP, "svd+nnz")
+POLICIES = ("original", "nnz", SAWTOOTH, "lockstep", RESYNC, "svd+nnz")
 
 
 class Bench:
@@ -147,7 +149,9 @@ def times_of_planning(bench: Bench, heads: torch.Tensor) -> dict[str, Any]:
         found[policy] = {"plan_ms": bench.ms(lambda p=policy: planner(heads, p))}
         found[policy]["graph_ms"] = graph_ms(bench, planner, heads, policy) if bench.cuda else None
     guard = terms.guard(sizes, choice, 128, "single")
-    found["statistics_ms"] = bench.ms(lambda: decide(heads, sizes, planner, guard, 1.0, 0))
+    found["statistics_ms"] = bench.ms(lambda: decide(heads, sizes, planner, guard, 0))
+    lengths = bench.ms(lambda: device_lengths(heads, planner.wave))
+    found["lengths_ms"] = lengths
     return found
 
 
@@ -186,12 +190,12 @@ def constants(
     """The planning constants of a guard profile, by least squares over the sizes."""
     extra = {
         policy: np.array([t[policy][form] - t["original"][form] for t in times])
-        for policy in (SAWTOOTH, LOCKSTEP)
+        for policy in (SAWTOOTH, RESYNC)
     }
     cells = np.array([h * m * m * 1e-6 for h, m in sizes])
     once, *_ = np.linalg.lstsq(np.stack([np.ones(len(sizes)), cells], 1), extra[SAWTOOTH])
     launch, cell = np.maximum(once, 0.0)
-    rest = extra[LOCKSTEP] - 2 * (launch + cell * cells)
+    rest = extra[RESYNC] - 2 * (launch + cell * cells)
     per_row = np.array([[h * m * 1e-6, m * 1e-6] for h, m in sizes])
     phases, *_ = np.linalg.lstsq(per_row, rest)
     row, slot = np.maximum(phases, 0.0)
@@ -218,19 +222,24 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
     heads, qkv = bench.dense(mask), bench.sequences(mask)
     names = list(POLICIES)
     plans = {policy: bench.plan(heads, mask, policy) for policy in names}
-    chosen = plans["guard"] = bench.plan(heads, mask, "auto")
-    kernels = kernel_times(bench, qkv, plans)
+    sizes, choice = plans["original"].sizes, plans["original"].choice
     terms = Terms("auto", bench.profile, bench.backend)
-    planner = make_planner(heads, chosen.sizes, chosen.choice, terms)
-    decider = terms.guard(chosen.sizes, chosen.choice, 128, "single")
+    planner = make_planner(heads, sizes, choice, terms)
+    decider = terms.guard(sizes, choice, 128, "single")
+    # As `Attention` asks it.
+    calls = wavealign.Reuse().calls
+    decision = decide(heads, sizes, planner, decider, 0, calls=calls)
+    schedule = planner(heads, decision.policies)
+    chosen = plans["guard"] = wavealign.Plan(schedule, sizes, choice, decision)
+    kernels = kernel_times(bench, qkv, plans)
+    decide_ms = bench.ms(lambda: decide(heads, sizes, planner, decider, 0, calls=calls))
+    planner = make_planner(heads, sizes, choice, terms)
     plan_ms = {p: bench.ms(lambda p=p: planner(heads, p)) for p in names}
     plan_ms["guard"] = bench.ms(lambda: planner(heads, chosen.policies))
-    decide_ms = bench.ms(lambda: decide(heads, chosen.sizes, planner, decider, 1.0, 0))
     # Lists in natural order have to be made whatever happens.
     total = {p: kernels[p] + plan_ms[p] - plan_ms["original"] for p in kernels}
     best = min(names, key=total.__getitem__)
     possible = total["original"] - total[best]
-    calls = wavealign.Reuse().calls
     return {
         "mask": name,
         "heads": mask.H,
@@ -241,7 +250,7 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
         "policies": list(chosen.policies),
         "explain": chosen.explain(),
         "slower_frac": total["guard"] / total["original"] - 1,
-        # With the guard's statistics too, at the default reuse.
+        # With the guard's look at the mask too, shared by as many calls as `Attention` shares it.
         "slower_deciding_frac": (total["guard"] + decide_ms / calls) / total["original"] - 1,
         "best": best,
         "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
@@ -322,55 +331,111 @@ def memory(bench: Bench) -> dict[str, Any]:
 
 
 def wan(bench: Bench) -> dict[str, Any]:
+    """Steps of a model of Wan2.1-14B's widths, and their attention, at two lengths."""
+    if bench.small:
+        return {"lengths": [wan_length(bench, "xattention_75600", (1, 16, 16), 2, 2)]}
+    return {
+        "lengths": [
+            wan_length(bench, "xattention_75600", (21, 90, 160), 40, 2),
+            wan_length(bench, "xattention_363600", (101, 90, 160), 40, 1),
+        ]
+    }
+
+
+def wan_length(
+    bench: Bench, source: str, size: tuple[int, int, int], heads: int, layers: int
+) -> dict[str, Any]:
+    """One length. Weights are random, so attention runs on the masks of the clip."""
+    tokens = size[0] * size[1] * size[2] // 4
+    M = -(-tokens // 128)
+    shipped = bench.dense(load_mask(DATA / f"{source}.npz").mask)[:, :M, :M]
+    kept = torch.cat([shipped.roll(i, 1) for i in range(-(-heads // len(shipped)))])
+    kept = kept[:heads].contiguous()
+    found = {"tokens": tokens, "heads": heads, "layers": layers}
+    found["density"] = float(kept.float().mean())
+    found |= wan_steps(bench, kept, size, layers)
+    found["attention"] = wan_attention(bench, kept, tokens)
+    return found
+
+
+def wan_steps(
+    bench: Bench, kept: torch.Tensor, size: tuple[int, int, int], layers: int
+) -> dict[str, Any]:
+    """Steps: dense, sparse, sparse in another order; with masks given, and found in every step.
+
+    What finding a mask costs is that of XAttention on the model's own Q and K, head by head as
+    `enable` does it; its result isn't used.
+    """
     from diffusers import WanTransformer3DModel
 
     from wavealign.integrations import diffusers as integration
 
-    heads, frames = (2, 1) if bench.small else (40, 21)
-    height, width = (16, 16) if bench.small else (90, 160)
     dtype = torch.bfloat16 if bench.cuda else torch.float32
     with torch.device(bench.device):
         model = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=128,
+            patch_size=(1, 2, 2), num_attention_heads=len(kept), attention_head_dim=128,
             in_channels=16, out_channels=16, text_dim=64, freq_dim=256,
-            ffn_dim=256 if bench.small else 13824, num_layers=1,
+            ffn_dim=256 if bench.small else 13824, num_layers=layers,
         ).to(dtype).eval()  # fmt: skip
         inputs = {
-            "hidden_states": torch.randn(1, 16, frames, height, width, dtype=dtype),
+            "hidden_states": torch.randn(1, 16, *size, dtype=dtype),
             "timestep": torch.tensor([500]),
             "encoder_hidden_states": torch.randn(1, 512, 64, dtype=dtype),
         }
-    tokens = frames * height * width // 4
-    M = -(-tokens // 128)
-    source = load_mask(DATA / "xattention_75600.npz").mask
-    eight = bench.dense(source)[:, :M, :M]
-    kept = torch.cat([eight] * -(-heads // len(eight)))[:heads].contiguous()
+    estimate = integration.named_method("xattention")
 
     @torch.no_grad()
     def step() -> object:
         return model(**inputs, return_dict=False)
 
-    found: dict[str, Any] = {"tokens": tokens, "layers": 1, "density": float(kept.float().mean())}
-    found["dense_ms"] = bench.ms(step, 3)
-    for policy in ("original", "auto"):
+    def given(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return kept.clone()
+
+    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        estimate(q, k)
+        return kept.clone()
+
+    times = {"dense": bench.ms(step, 2)}
+    result: dict[str, Any] = {"step_ms": times}
+    for name, method, policy in (
+        ("sparse", given, "original"),
+        ("sparse + WaveAlign", given, "auto"),
+        ("sparse, masks found", found, "original"),
+        ("sparse + WaveAlign, masks found", found, "auto"),
+    ):
         integration.enable(
-            model, lambda q, k: kept, policy=policy, profile=bench.profile, backend=bench.backend
+            model, method, policy=policy, profile=bench.profile, backend=bench.backend
         )
-        found[f"{policy}_ms"] = bench.ms(step, 3)
+        times[name] = bench.ms(step, 2)
         if policy == "auto":
-            found["statistics"] = vars(integration.statistics(model))
+            result["statistics"] = vars(integration.statistics(model))
+            result["explain"] = integration.explain(model).splitlines()[: len(kept)]
         integration.disable(model)
-    q = torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype)
-    sequences = Sequences.check(q, q, q, "bshd")
+    return result
+
+
+def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, Any]:
+    """One attention of the model: the kernel alone, with its planning, and finding its mask."""
+    from wavealign.integrations.diffusers import named_method
+
+    heads = len(kept)
+    dtype = torch.bfloat16 if bench.cuda else torch.float32
+    q, k, v = (
+        torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype) for _ in range(3)
+    )
     sizes = geometry(kept, 1, (128, 128), (tokens, tokens))
-    choice = choose_backend(bench.backend, sizes, sequences, bench.device)
-    found |= {"backend": choice.name, "backend_reason": choice.reason}
-    found["wave"] = rows_in_flight(choice, sizes)
+    choice = choose_backend(bench.backend, sizes, Sequences.check(q, k, v, "bshd"), bench.device)
+    found: dict[str, Any] = {"backend": choice.name, "wave": rows_in_flight(choice, sizes)}
+    terms = {"backend": bench.backend, "layout": "bshd"}
     for policy in ("original", "auto"):
-        site = wavealign.Attention(
-            bench.profile, policy=policy, backend=bench.backend, layout="bshd"
+        site = wavealign.Attention(bench.profile, policy=policy, **terms)
+        found[f"{policy}_ms"] = bench.ms(lambda s=site: s(q, k, v, kept.clone()), 3)
+        plan = wavealign.plan(
+            kept, policy, bench.profile, tokens=(tokens, tokens), backend=bench.backend
         )
-        found[f"attention_{policy}_ms"] = bench.ms(lambda s=site: s(q, q, q, kept.clone()), 3)
+        found[f"{policy}_kernel_ms"] = bench.ms(lambda p=plan: bench.attend((q, k, v), p), 3)
+    estimate = named_method("xattention")
+    found["find_mask_ms"] = bench.ms(lambda: estimate(q, k), 1)
     return found
 
 

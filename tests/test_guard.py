@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from wavealign.cli import main
 from wavealign.errors import InputError
 from wavealign.guard import CostModel, Guard, load_guard_profile, mask_statistics
-from wavealign.guard.model import LOCKSTEP, SAWTOOTH
+from wavealign.guard.decide import LOOK_FRAC
+from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.guard.profile import guard_profile_names
 from wavealign.guard.statistics import SNAPSHOTS, WINDOW_WAVES
 from wavealign.masks import BlockMask, load_mask, save_mask
@@ -111,6 +112,37 @@ def test_it_leaves_alone_what_has_nothing_to_win(model):
     assert Guard(model).decide_mask(slash).policies == ("original",)
 
 
+def test_looking_is_paid_for(model):
+    guard, block = Guard(model), (128, 128)
+    profile = model.profile
+    assert guard.looks((2, 40, 40), block, None)
+    assert not guard.looks((2, 40, 40), block, 32)  # 66 µs on the card
+    assert guard.looks((40, 2841, 2841), block, 32)
+    # Where it is worth it, by hand: all blocks kept, or as many as there are.
+    shape = (8, 591, 591)
+    most_ms = model.least_ms(8 * 591 * 591, 8 * 591, *block)
+    calls = profile.lengths_ms(8, 591) / (LOOK_FRAC * most_ms)
+    assert not guard.looks(shape, block, int(calls))
+    assert guard.looks(shape, block, int(calls) + 1)
+    nnz = 8 * 591 * 100
+    calls = profile.look_ms(*shape) / (LOOK_FRAC * model.least_ms(nnz, 8 * 591, *block))
+    assert not guard.looks_closely(nnz, shape, block, int(calls))
+    assert guard.looks_closely(nnz, shape, block, int(calls) + 1)
+    left = guard.leave_alone((2, 40, 40), block)
+    assert left.policies == ("original", "original")
+    assert (left.win_frac, left.plan_ms) == (0.0, 0.0)
+    assert "2 heads: original; looking would cost more" in left.explain()
+
+
+def test_the_time_of_a_launch_in_l2_by_hand(model):
+    # Rows' blocks at the kernel's pace, over all workers, at the highest clock.
+    step = model.setup.kernel.step_cycles(128, 128, 128)
+    cycles = step * (1000 + 132 * model.setup.kernel.row_start_blocks) / 132
+    assert model.least_ms(1000, 132, 128, 128) == pytest.approx(
+        cycles / (model.setup.device.clock_max_ghz * 1e6)
+    )
+
+
 def test_planning_is_paid_for(model):
     small = random_mask(0, (1, 200, 200))
     dear = dataclasses.replace(model, profile=dataclasses.replace(model.profile, plan_launch_ms=9))
@@ -122,7 +154,7 @@ def test_phases_are_planned_where_a_plan_is_used_often(model, video):
     head = [dataclasses.replace(video[0], hit_sawtooth=0.9)]
     once, often = (Guard(model).decide(head, 128, 128, uses) for uses in (1, 1000))
     assert once.policies == (SAWTOOTH,)
-    assert often.policies == (LOCKSTEP,)
+    assert often.policies == (RESYNC,)
     assert often.win_frac > once.win_frac > 0
 
 
@@ -133,14 +165,14 @@ def test_hysteresis(model, video):
     free = dict.fromkeys(("plan_launch_ms", "plan_cell_ns", "phase_row_ns", "phase_slot_ns"), 0.0)
     model = dataclasses.replace(model, profile=dataclasses.replace(model.profile, **free))
     guard = Guard(model)
-    lockstep = model.hit(video[0], LOCKSTEP, 600)
+    lockstep = model.hit(video[0], RESYNC, 600)
     assert guard.decide(with_hits(0.3, lockstep + 0.004), 128, 128).policies == (SAWTOOTH,)
     kept = guard.decide(with_hits(0.3, lockstep - 0.004), 128, 128)
     assert kept.policies == (SAWTOOTH,)
     assert "kept from before" in kept.explain()
-    assert guard.decide(with_hits(0.3, lockstep - 0.2), 128, 128).policies == (LOCKSTEP,)
+    assert guard.decide(with_hits(0.3, lockstep - 0.2), 128, 128).policies == (RESYNC,)
     guard.forget()
-    assert guard.decide(with_hits(0.3, lockstep - 0.004), 128, 128).policies == (LOCKSTEP,)
+    assert guard.decide(with_hits(0.3, lockstep - 0.004), 128, 128).policies == (RESYNC,)
     # What has come to lose against today's order isn't kept.
     flat = [dataclasses.replace(video[0], hit_original=0.999, tail_original=1.0, tail_nnz=1.2)]
     assert guard.decide(flat, 128, 128).policies == ("original",)

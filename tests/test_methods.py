@@ -346,7 +346,7 @@ def test_settings():
         head_mask("minference", q, q, params.MInference(representative="strided", causal=True))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", QK)
 def test_a_gpu_makes_the_same_masks(name):
     """Up to blocks whose scores differ by rounding."""

@@ -80,7 +80,9 @@ def attend(
         return_lse: also return the log-sum-exp, float32 ``[B, H, tokens]``.
         layout: ``"bhsd"`` or ``"bshd"``, of q, k, v and the output.
         block: tokens of a query and of a K/V block; by default 128x128, or the `BlockMask`'s own.
-        policy, device_profile: see `wavealign.plan`, where no plan is given.
+        policy, device_profile: see `wavealign.plan`, where no plan is given. With ``"auto"`` the
+            guard looks at the mask only where that costs next to nothing beside this one call;
+            `wavealign.plan` and `wavealign.Attention` look closer, for plans that serve longer.
 
     Raises:
         InputError: what doesn't fit together.
@@ -100,7 +102,7 @@ def attend(
         if policy == "auto":
             guard = terms.guard(sizes, choice, sequences.q.shape[3], "single")
         planner = make_planner(heads, sizes, choice, terms)
-        plan = make_plan(heads, sizes, choice, planner, terms, guard, 1.0)
+        plan = make_plan(heads, sizes, choice, planner, terms, guard, calls=1)
     else:
         sizes = plan.sizes
         check_fit(sequences, sizes)

@@ -12,7 +12,7 @@ from wavealign.attention.inputs import Geometry, Sequences, check_mask, geometry
 from wavealign.errors import InputError
 from wavealign.guard.decide import Decision, Guard
 from wavealign.guard.model import CostModel
-from wavealign.guard.on_device import device_statistics
+from wavealign.guard.on_device import device_lengths, device_statistics
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import DeviceSchedule, Planner
 from wavealign.planning.recipes import Recipe
@@ -160,7 +160,7 @@ def plan(
     choice = choose_backend(backend, sizes, None, heads.device.type)
     planner = make_planner(heads, sizes, choice, terms)
     guard = terms.guard(sizes, choice, head_dim, "single") if policy == "auto" else None
-    return make_plan(heads, sizes, choice, planner, terms, guard, uses)
+    return make_plan(heads, sizes, choice, planner, terms, guard, uses=uses)
 
 
 def make_planner(heads: torch.Tensor, sizes: Geometry, choice: Choice, terms: Terms) -> Planner:
@@ -172,13 +172,35 @@ def make_planner(heads: torch.Tensor, sizes: Geometry, choice: Choice, terms: Te
 
 
 def decide(
-    heads: torch.Tensor, sizes: Geometry, planner: Planner, guard: Guard, uses: float, seed: int
+    heads: torch.Tensor,
+    sizes: Geometry,
+    planner: Planner,
+    guard: Guard,
+    seed: int,
+    *,
+    uses: float = 1.0,
+    calls: int | None = None,
 ) -> Decision:
-    """Ask the guard; the host waits."""
+    """Ask the guard; the host waits where it looks at the launch.
+
+    Args:
+        heads: bool ``[H, M, N]``.
+        sizes, planner, guard, seed: of the launch.
+        uses: of a plan, that its planning is shared by.
+        calls: that the decision serves, each planned anew; None where looking is free.
+    """
+    shape, block = (heads.shape[0], heads.shape[1], heads.shape[2]), (sizes.block_q, sizes.block_kv)
+    if not guard.looks(shape, block, calls):
+        return guard.leave_alone(shape, block)
+    if calls is not None:
+        lengths = device_lengths(heads, planner.wave)
+        if not guard.looks_closely(sum(h.nnz for h in lengths), shape, block, calls):
+            note = "too short a launch to look at its blocks: by the lengths of its rows alone"
+            return guard.decide(lengths, *block, uses, note)
     capacity = guard.model.capacity_blocks(sizes.block_kv)
     sweeps = planner.sweeps("nnz/shuffled")
     found = device_statistics(heads, planner.wave, capacity, sweeps, seed)
-    return guard.decide(found, sizes.block_q, sizes.block_kv, uses)
+    return guard.decide(found, *block, uses)
 
 
 def make_plan(
@@ -188,12 +210,14 @@ def make_plan(
     planner: Planner,
     terms: Terms,
     guard: Guard | None,
-    uses: float,
+    *,
+    uses: float = 1.0,
+    calls: int | None = None,
 ) -> Plan:
-    """Decide if there is a guard, and plan."""
+    """Decide if there is a guard (see `decide`), and plan."""
     if guard is None:
         return Plan(planner(heads, terms.policy), sizes, choice, None)
-    decision = decide(heads, sizes, planner, guard, uses, terms.seed)
+    decision = decide(heads, sizes, planner, guard, terms.seed, uses=uses, calls=calls)
     return Plan(planner(heads, decision.policies), sizes, choice, decision)
 
 

@@ -33,11 +33,11 @@ class Reuse:
     Attributes:
         calls: at most so many calls share a decision.
         min_overlap: below this overlap with the mask that was decided for (shared blocks / blocks
-            of either) the next call decides anew. The overlap is read when the device has it, one
-            call late: nothing waits for it.
+            of either) the next call decides anew. The overlap is taken 1, 2, 4, ... calls after a
+            decision and read when the device has it, one call late: nothing waits for it.
     """
 
-    calls: int = 8
+    calls: int = 32
     min_overlap: float = 0.7
 
     def __post_init__(self) -> None:
@@ -253,19 +253,24 @@ class Attention:
     def _decide(self, state: _State, heads: torch.Tensor) -> None:
         assert state.guard is not None
         state.decision = decide(
-            heads, state.sizes, state.planner, state.guard, 1.0, self._terms.seed
-        )
+            heads, state.sizes, state.planner, state.guard, self._terms.seed,
+            calls=self._reuse.calls,
+        )  # fmt: skip
+        state.overlap, state.overlap_event, state.age = None, None, 0
+        self.statistics.decided += 1
+        if state.decision.note:  # it doesn't rest on blocks: no need to see how they change
+            state.decided_for = None
+            return
         sample = heads[:, ::_SAMPLED_ROW]
         if state.decided_for is None:
             with torch.inference_mode(False):
                 state.decided_for = torch.empty(sample.shape, dtype=torch.bool, device=heads.device)
         state.decided_for.copy_(sample)
-        state.overlap, state.overlap_event, state.age = None, None, 0
-        self.statistics.decided += 1
 
     def _look(self, state: _State, heads: torch.Tensor) -> None:
         """Ask the device for the overlap with the mask that was decided for."""
-        if state.age == 0 or state.decided_for is None:
+        # Every so often: these few small kernels would show beside a short launch.
+        if state.age == 0 or state.age & (state.age - 1) or state.decided_for is None:
             return
         sample = heads[:, ::_SAMPLED_ROW]
         shared = (sample & state.decided_for).sum()

@@ -1,7 +1,7 @@
 """Fit the guard's constants to runs, simulated and measured.
 
 Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; the sweeps
-that ``lockstep`` costs so that choosing between it and ``nnz/shuffled+sawtooth`` loses least time,
+that ``resync`` costs so that choosing between it and ``nnz/shuffled+sawtooth`` loses least time,
 and among equals from hit ratios; what a miss adds from the ratios of times between policies of one
 mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wavealign.errors import InputError
-from wavealign.guard.model import CANDIDATES, LOCKSTEP, CostModel
+from wavealign.guard.model import CANDIDATES, RESYNC, CostModel
 from wavealign.guard.statistics import HeadStatistics, mask_statistics_for
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
@@ -76,7 +76,7 @@ def simulated_cases(mask: BlockMask, model: CostModel, seed: int = 0) -> list[Gu
 
 def measured_cases(recordings: Sequence[Recording]) -> list[GuardCase]:
     """Those of the recorded runs that ran a candidate."""
-    names = {"lockstep": LOCKSTEP, "original/ascending": "original"}
+    names = {"resync": RESYNC, "original/ascending": "original"}
     names |= {name: name for name in CANDIDATES}
     return [
         GuardCase(
@@ -125,10 +125,10 @@ def fit_guard(
         key=lambda m: _squares(_hit_errors(cases, m, statistics, CANDIDATES[:2])),
     )
     model = min(
-        (with_figures(lockstep_sweeps=round(0.5 + 0.05 * i, 2)) for i in range(41)),
+        (with_figures(phased_sweeps=round(0.5 + 0.05 * i, 2)) for i in range(41)),
         key=lambda m: (
             round(_regret(groups, m, statistics), 6),
-            _squares(_hit_errors(cases, m, statistics, (LOCKSTEP,))),
+            _squares(_hit_errors(cases, m, statistics, (RESYNC,))),
         ),
     )
     model = min(

@@ -12,6 +12,9 @@ from wavealign.masks.block_mask import BlockMask
 
 OBJECTIVES = ("time", "energy")
 
+LOOK_FRAC = 0.003
+"""Share of the calls' time that looking at a launch may take."""
+
 
 @dataclass(frozen=True)
 class HeadDecision:
@@ -66,17 +69,21 @@ class Decision:
     """What the guard does with a launch.
 
     Attributes:
-        heads: head by head.
+        heads: head by head; empty where the launch wasn't looked at.
         plan_ms: planning time of the launch, for each use of the plan.
+        left_alone: heads of a launch that wasn't looked at, which keep today's order.
+        note: what the decision doesn't rest on, and why; empty where all was looked at.
     """
 
     heads: tuple[HeadDecision, ...]
     plan_ms: float
+    left_alone: int = 0
+    note: str = ""
 
     @property
     def policies(self) -> tuple[str, ...]:
         """One name a head, as `Planner` takes them."""
-        return tuple(head.chosen.policy for head in self.heads)
+        return tuple(head.chosen.policy for head in self.heads) or ("original",) * self.left_alone
 
     @property
     def win_frac(self) -> float:
@@ -86,8 +93,8 @@ class Decision:
         return 1.0 - after / before if before > 0 else 0.0
 
     def explain(self) -> str:
-        """One line a head."""
-        return "\n".join(head.explain() for head in self.heads)
+        """One line a head, and a note first where not all was looked at."""
+        return "\n".join([*([self.note] if self.note else []), *(h.explain() for h in self.heads)])
 
 
 class Guard:
@@ -95,6 +102,10 @@ class Guard:
 
     A launch is planned as a whole, so planning is paid once for all of its heads: the guard
     compares no planning, planning without phases, and planning with them.
+
+    Looking costs time as well. Where a decision serves a given number of calls, the guard looks at
+    the blocks of a launch only if that takes at most `LOOK_FRAC` of the calls' time, else at the
+    lengths of its rows (how long the workers wait for the last), else not at all.
 
     Attributes:
         model: the cost model.
@@ -118,14 +129,51 @@ class Guard:
         """Decide the next launch as if it were the first."""
         self._before = None
 
+    def looks(self, shape: tuple[int, int, int], block: tuple[int, int], calls: int | None) -> bool:
+        """Whether to look at a launch at all.
+
+        Args:
+            shape: H, M, N.
+            block: tokens of a query and of a K/V block.
+            calls: that the decision serves; None where looking is free.
+        """
+        if calls is None:
+            return True
+        H, M, N = shape
+        most_ms = self.model.least_ms(H * M * N, H * M, *block)
+        return self.model.profile.lengths_ms(H, M) <= LOOK_FRAC * calls * most_ms
+
+    def looks_closely(
+        self, nnz: int, shape: tuple[int, int, int], block: tuple[int, int], calls: int | None
+    ) -> bool:
+        """Whether to look at the blocks of a launch of `nnz` kept blocks; see `looks`."""
+        if calls is None:
+            return True
+        H, M, _ = shape
+        launch_ms = self.model.least_ms(nnz, H * M, *block)
+        return self.model.profile.look_ms(*shape) <= LOOK_FRAC * calls * launch_ms
+
+    def leave_alone(self, shape: tuple[int, int, int], block: tuple[int, int]) -> Decision:
+        """The decision for a launch that isn't looked at."""
+        H, M, N = shape
+        most_ms = self.model.least_ms(H * M * N, H * M, *block)
+        self._before = None
+        note = f"{H} heads: original; looking would cost more than a launch of {most_ms:.2g} ms"
+        return Decision((), 0.0, H, f"{note} can win")
+
     def decide_mask(self, mask: BlockMask, uses: float = 1.0, seed: int = 0) -> Decision:
-        """Decide for a mask on the host."""
+        """Decide for a mask on the host, where looking is free."""
         capacity = self.model.capacity_blocks(mask.block_kv)
         heads = mask_statistics(mask, self.model.setup.wave, capacity, seed)
         return self.decide(heads, mask.block_q, mask.block_kv, uses)
 
     def decide(
-        self, heads: Sequence[HeadStatistics], block_q: int, block_kv: int, uses: float = 1.0
+        self,
+        heads: Sequence[HeadStatistics],
+        block_q: int,
+        block_kv: int,
+        uses: float = 1.0,
+        note: str = "",
     ) -> Decision:
         """Decide for the heads of a launch, and remember.
 
@@ -133,6 +181,7 @@ class Guard:
             heads: their statistics, in order.
             block_q, block_kv: tokens of a block.
             uses: how often the plan is expected to be used.
+            note: what wasn't looked at, and why.
         """
         before = self._before if self._before and len(self._before) == len(heads) else None
         rows = self.model.predict(heads, block_q, block_kv)
@@ -156,6 +205,7 @@ class Guard:
                 for h, (row, (p, kept)) in enumerate(zip(rows, chosen, strict=True))
             ),
             plan_ms,
+            note=note,
         )
         self._before = decision.policies
         return decision

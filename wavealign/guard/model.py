@@ -11,19 +11,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from wavealign.guard.profile import GuardProfile, load_guard_profile
 from wavealign.guard.statistics import HeadStatistics
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sim.power import Work, clock_and_energy
+from wavealign.sim.power import FloatArray, Timings, clocks_and_energies
 from wavealign.sim.setup import Setup
 
 SAWTOOTH = "nnz/shuffled+sawtooth"
-LOCKSTEP = "nnz/shuffled+phased"
-CANDIDATES = ("original", SAWTOOTH, LOCKSTEP)
+RESYNC = "nnz-dealt/shuffled+phased"
+CANDIDATES = ("original", SAWTOOTH, RESYNC)
 """What the guard chooses among."""
 
 _SHARPNESS = 16  # of the bend from compute-bound to bandwidth-bound
 _ROUNDS = 3
+_LEAST_CYCLES = 1.0  # of a head without blocks
 _CROSSING = 0.5  # share of requests that cross between two partitions
 
 
@@ -88,6 +91,12 @@ class CostModel:
         held = self.setup.device.l2_effective_bytes * self.profile.capacity_frac
         return max(1, int(held / self.setup.kv_bytes(block_kv)))
 
+    def least_ms(self, blocks: int, rows: int, block_q: int, block_kv: int) -> float:
+        """Time of a launch of so many kept blocks and rows, all in L2, at the highest clock."""
+        step = self.setup.kernel.step_cycles(block_q, block_kv, self.setup.head_dim)
+        cycles = step * (blocks + rows * self.setup.kernel.row_start_blocks) / self.setup.wave
+        return cycles / self.setup.device.clock_max_ghz * 1e-6
+
     def predict(
         self, heads: Sequence[HeadStatistics], block_q: int, block_kv: int
     ) -> list[tuple[Prediction, ...]]:
@@ -97,20 +106,29 @@ class CostModel:
             heads: of one launch, in order.
             block_q, block_kv: tokens of a block.
         """
-        step = self.setup.kernel.step_cycles(block_q, block_kv, self.setup.head_dim)
-        start = self.setup.kernel.row_start_blocks
-        even = [step * (head.nnz + head.rows * start) / self.setup.wave for head in heads]
-        closing = _closing_heads(heads, self.setup.wave)
-        predictions = []
-        for h, head in enumerate(heads):
-            row = []
-            for policy in CANDIDATES:
-                tail = head.tail_original if policy == "original" else head.tail_nnz
-                waiting = (tail - 1.0) * sum(even) / closing
-                waits = waiting if h >= len(heads) - closing else 0.0
-                row.append(self._one(head, policy, (even[h], waits, step), (block_q, block_kv)))
-            predictions.append(tuple(row))
-        return predictions
+        if not heads:
+            return []
+        setup = self.setup
+        step = setup.kernel.step_cycles(block_q, block_kv, setup.head_dim)
+        start = setup.kernel.row_start_blocks
+        nnz = np.array([float(head.nnz) for head in heads])
+        rows = np.array([float(head.rows) for head in heads])
+        even = step * (nnz + rows * start) / setup.wave
+        capacity = self.capacity_blocks(block_kv)
+        hit = np.array([[self.hit(head, p, capacity) for p in CANDIDATES] for head in heads])
+        # What the workers wait for falls on the heads that close the launch.
+        tails = np.array([[h.tail_original] + [h.tail_nnz] * (len(CANDIDATES) - 1) for h in heads])
+        closing = _closing_heads(heads, setup.wave)
+        closes = np.arange(len(heads)) >= len(heads) - closing
+        waits = np.where(closes[:, None], (tails - 1.0) * (even.sum() / closing), 0.0)
+        timings = self._timings(even[:, None], waits, step, hit, nnz[:, None], (block_q, block_kv))
+        no_energy = [[None] * len(CANDIDATES)] * len(heads)
+        energy = no_energy if timings.energy_j is None else timings.energy_j.tolist()
+        columns = zip(timings.time_ms.tolist(), energy, hit.tolist(), strict=True)
+        return [
+            tuple(Prediction(*figures) for figures in zip(CANDIDATES, *head, strict=True))
+            for head in columns
+        ]
 
     def hit(self, head: HeadStatistics, policy: str, capacity: int) -> float:
         """L2 hit ratio of a head under a policy."""
@@ -123,46 +141,57 @@ class CostModel:
             hit = head.hit_sawtooth
         else:
             sweeps = max(1.0, head.rows / self.setup.wave)
-            again = self.profile.lockstep_sweeps if compulsory > capacity else 0.0
+            again = self.profile.phased_sweeps if compulsory > capacity else 0.0
             hit = 1.0 - compulsory * (1.0 + again * (sweeps - 1.0)) / head.nnz
         return min(max(hit, 0.0), 1.0 - compulsory / head.nnz)
 
-    def _one(
+    def _timings(
         self,
-        head: HeadStatistics,
-        policy: str,
-        cycles: tuple[float, float, float],
+        even: FloatArray,
+        waits: FloatArray,
+        step: float,
+        hit: FloatArray,
+        nnz: FloatArray,
         block: tuple[int, int],
-    ) -> Prediction:
-        even, waits, step = cycles
+    ) -> Timings:
+        """Of every head (axis 0) under every candidate (axis 1), as if it were a launch."""
         setup, device = self.setup, self.setup.device
-        hit = self.hit(head, policy, self.capacity_blocks(block[1]))
         miss = 1.0 - hit
-        requested = head.nnz * setup.kv_bytes(block[1])
+        requested = nnz * setup.kv_bytes(block[1]) + 0.0 * hit
+        flops = 4.0 * block[0] * block[1] * setup.head_dim * nnz + 0.0 * hit
         crossing = _CROSSING if setup.partitions > 1 else 0.0
-        clock_ghz = device.clock_max_ghz
+        clock_ghz = np.full(hit.shape, device.clock_max_ghz)
         for _ in range(_ROUNDS):  # HBM's bytes per cycle depend on the clock, which depends on them
             stretch = self._stretch(step, setup.kv_bytes(block[1]), miss, crossing, clock_ghz)
-            work = Work(
-                even * (stretch + self.profile.miss_stall_frac * miss) + waits,
-                4.0 * block[0] * block[1] * setup.head_dim * head.nnz,
+            cycles = even * (stretch + self.profile.miss_stall_frac * miss) + waits
+            timings = clocks_and_energies(
+                device.power,
+                device.clock_max_ghz,
+                np.maximum(cycles, _LEAST_CYCLES),
+                flops,
                 requested * miss,
                 requested * (1.0 + crossing),
+                setup.regime,
             )
-            timing = clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime)
-            clock_ghz = timing.clock_ghz
-        return Prediction(policy, timing.time_ms, timing.energy_j, hit)
+            clock_ghz = timings.clock_ghz
+        return timings
 
     def _stretch(
-        self, step: float, block_bytes: int, miss: float, crossing: float, clock_ghz: float
-    ) -> float:
+        self,
+        step: float,
+        block_bytes: int,
+        miss: FloatArray,
+        crossing: float,
+        clock_ghz: FloatArray,
+    ) -> FloatArray:
         """Cycles with bandwidth as it is / cycles with as much as the workers ask for."""
         device = self.setup.device
         asked = self.setup.wave * block_bytes / step  # bytes per cycle at the compute limit
         l2 = device.l2_bytes_per_clock or math.inf
         hbm = device.hbm_bytes_per_s * device.hbm_usable_frac / (clock_ghz * 1e9)
-        loads = (1.0, asked * (1.0 + crossing + miss) / l2, asked * miss / hbm)
-        return math.pow(sum(math.pow(load, _SHARPNESS) for load in loads), 1 / _SHARPNESS)
+        loads = (asked * (1.0 + crossing + miss) / l2, asked * miss / hbm)
+        total: FloatArray = 1.0 + loads[0] ** _SHARPNESS + loads[1] ** _SHARPNESS
+        return total ** (1 / _SHARPNESS)
 
 
 def _closing_heads(heads: Sequence[HeadStatistics], wave: int) -> int:

@@ -1,4 +1,4 @@
-"""The guard's statistics of a mask on a GPU; the host waits once, for ten numbers a head."""
+"""The guard's statistics of a mask on a GPU; the host waits once, for a few numbers a head."""
 
 from __future__ import annotations
 
@@ -39,20 +39,65 @@ def device_statistics(
     return _on_gpu(kept, wave, capacity_blocks, sweeps)
 
 
-def _on_gpu(
-    kept: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor
-) -> list[HeadStatistics]:
-    from wavealign.guard._snapshot_kernels import launch_snapshots
+def device_lengths(mask: torch.Tensor, wave: int) -> list[HeadStatistics]:
+    """What the lengths of the rows alone say, from a mask on a device.
+
+    L2 is taken to hold every K/V block: hit ratios are 1, the working set all of them.
+
+    Args:
+        mask: bool ``[H, M, N]`` or ``[B, H, M, N]``.
+        wave: rows in flight, W.
+    """
+    kept = dense_mask(mask)
+    counts = kept.sum(-1, dtype=torch.int32)
+    _, M, N = kept.shape
+    if kept.is_cuda:
+        _, tails, _ = _launches(counts, wave)
+        rows_of = torch.stack([counts.sum(-1).double(), _spread(counts)], dim=1)
+        table = torch.cat([rows_of, tails.expand(len(counts), 2)], dim=1).tolist()
+    else:
+        table = [
+            [s.nnz, s.spread, s.tail_original, s.tail_nnz]
+            for s in mask_statistics(BlockMask.from_dense(kept.numpy()), wave, N)
+        ]
+    return [
+        HeadStatistics(M, N, int(nnz), spread, None, N if nnz else 0, 1.0, 1.0, tail, tail_nnz)
+        for nnz, spread, tail, tail_nnz in table
+    ]
+
+
+def _launches(counts: torch.Tensor, wave: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The launch in natural order and by NNZ.
+
+    Returns:
+        Starts int64 ``[2, H * M]`` by slot, tails float64 ``[2]`` and, int64 ``[H, M]``, the rows
+        by NNZ.
+    """
     from wavealign.planning._phase_kernels import launch_list_schedule
 
-    H, M, N = kept.shape
-    counts = kept.sum(-1, dtype=torch.int32)
-    natural = rows.natural(counts).int().contiguous()
     by_nnz = rows.by_nnz(counts)
     launches = torch.stack([counts.view(-1), counts.gather(-1, by_nnz).view(-1)])
     starts, _ = launch_list_schedule(launches, wave, BLOCK_TICKS, START_TICKS)
     ticks = START_TICKS + BLOCK_TICKS * launches
     tails = (starts + ticks).amax(-1).double() / (ticks.sum(-1).double() / wave)
+    return starts, tails, by_nnz
+
+
+def _spread(counts: torch.Tensor) -> torch.Tensor:
+    """Standard deviation of the rows' NNZ / their mean, float64 ``[H]``."""
+    length = counts.double()
+    return length.std(-1, correction=0) / length.mean(-1).clamp_min(1e-300)
+
+
+def _on_gpu(
+    kept: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor
+) -> list[HeadStatistics]:
+    from wavealign.guard._snapshot_kernels import launch_snapshots
+
+    H, M, N = kept.shape
+    counts = kept.sum(-1, dtype=torch.int32)
+    natural = rows.natural(counts).int().contiguous()
+    starts, tails, by_nnz = _launches(counts, wave)
     identity = torch.arange(N, dtype=torch.int32, device=kept.device).expand(H, N).contiguous()
     capacity = max(1, int(capacity_blocks / max(1.0, wave / M)))
     figures = [counts.sum(-1), kept.any(1).sum(-1)]
@@ -65,10 +110,8 @@ def _on_gpu(
             SNAPSHOTS, capacity, BLOCK_TICKS, START_TICKS, sawtooth,
         )  # fmt: skip
         figures += [found[:, 0], found[:, 1]]
-    length = counts.double()
-    spread = length.std(-1, correction=0) / length.mean(-1).clamp_min(1e-300)
     table = torch.stack(
-        [*(f.double() for f in figures), spread, *(t.expand(H) for t in tails)], dim=1
+        [*(f.double() for f in figures), _spread(counts), *(t.expand(H) for t in tails)], dim=1
     )
     return [
         HeadStatistics(

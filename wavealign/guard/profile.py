@@ -27,7 +27,7 @@ class GuardProfile:
         source: ``"measured"`` where runs of the card were among those fitted, ``"simulated"``
             where only the simulator spoke.
         capacity_frac: K/V bytes that a snapshot's LRU holds / the profile's effective L2.
-        lockstep_sweeps: how often a wave under ``lockstep`` reads its head's working set.
+        phased_sweeps: how often a wave under ``resync`` reads its head's working set.
         miss_stall_frac: cycles that a miss adds / cycles of a block.
         margin_frac: share of a launch's time that planning it must save.
         hysteresis_frac: share of a head's time that a change of policy must save.
@@ -35,7 +35,11 @@ class GuardProfile:
         plan_cell_ns: planning time of a block of the mask, kept or not.
         phase_row_ns: of a row, head after head: the list schedule behind ``phased``.
         phase_slot_ns: of a slot, all heads side by side: the entries of ``phased``.
-        plan_source: where the planning times are from.
+        lengths_launch_ms: looking at the lengths of a launch's rows, without what grows with size.
+        look_launch_ms: the same of looking at its blocks (`Guard` says when it does either).
+        look_row_ns: of a row, for both.
+        look_cell_ns: of a block of the mask, kept or not, for the latter.
+        plan_source: where the times of planning and looking are from.
         calibrated_on: what was fitted.
     """
 
@@ -43,7 +47,7 @@ class GuardProfile:
     kernel: str
     source: str
     capacity_frac: float
-    lockstep_sweeps: float
+    phased_sweeps: float
     miss_stall_frac: float
     margin_frac: float
     hysteresis_frac: float
@@ -51,6 +55,10 @@ class GuardProfile:
     plan_cell_ns: float
     phase_row_ns: float
     phase_slot_ns: float
+    lengths_launch_ms: float
+    look_launch_ms: float
+    look_row_ns: float
+    look_cell_ns: float
     plan_source: str
     calibrated_on: str
 
@@ -67,6 +75,15 @@ class GuardProfile:
             return once_ms
         # A second pass over the mask, and the two recurrences.
         return 2 * once_ms + 1e-6 * rows * (heads * self.phase_row_ns + self.phase_slot_ns)
+
+    def lengths_ms(self, heads: int, rows: int) -> float:
+        """The host's wait for the lengths of a launch's rows."""
+        return self.lengths_launch_ms + 1e-6 * self.look_row_ns * heads * rows
+
+    def look_ms(self, heads: int, rows: int, columns: int) -> float:
+        """The host's wait for all statistics of a launch, and the decision."""
+        cells_ms = 1e-6 * self.look_cell_ns * heads * rows * columns
+        return self.look_launch_ms + 1e-6 * self.look_row_ns * heads * rows + cells_ms
 
     def to_toml(self) -> str:
         """The text that `load_guard_profile` reads."""

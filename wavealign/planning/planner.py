@@ -72,7 +72,7 @@ class Planner:
 
     A call starts work on the device and never waits for it; once the policies in use have been
     planned once, it can be captured in a CUDA graph. Buffers take ``4·H·M·(width + 5)`` bytes, a
-    call in addition about ``17·H·M`` bytes and, for `svd`, at most 512 MiB.
+    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB.
     """
 
     def __init__(

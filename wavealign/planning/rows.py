@@ -32,23 +32,25 @@ def by_nnz_inside_waves(order: torch.Tensor, counts: torch.Tensor, wave: int) ->
 def by_nnz_dealt(counts: torch.Tensor, wave: int) -> torch.Tensor:
     """NNZ descending by groups of waves, rows of a group dealt to its waves in turn.
 
-    See `wavealign.order.rows.nnz_dealt`. A group takes a wave at least, so the groups of every
-    head are found in as many steps as there are waves.
+    See `wavealign.order.rows.nnz_dealt`. Groups begin at whole waves: where a group would end is
+    found for each of these places at once, and which of them are begins by following the ends.
     """
     H, M = counts.shape
     order = by_nnz(counts)
     length = counts.gather(-1, order).double()
+    places = torch.arange(0, M, wave, device=counts.device)
+    longest = length[:, ::wave].contiguous()
+    # Lengths fall: how many are above the share is where the first one at or below it stands.
+    above = torch.searchsorted(-length, -(1 - DEALT_SPAN_FRAC) * longest)
+    waves = (above - places + wave - 1).div(wave, rounding_mode="floor").clamp_min(1)
+    step = torch.arange(len(places), device=counts.device)
+    following = step + waves  # [H, places], the place after the group
+    begins = _followed(following)
+    first_place = torch.where(begins, step, 0).cummax(-1).values
     slots = torch.arange(M, device=counts.device).expand(H, M)
-    first, last = torch.zeros_like(slots), torch.full_like(slots, M)
-    begin = torch.zeros(H, 1, dtype=torch.int64, device=counts.device)
-    for _ in range(-(-M // wave)):
-        longest = length.gather(-1, begin.clamp_max(M - 1))
-        within = (length > (1 - DEALT_SPAN_FRAC) * longest) & (slots >= begin)
-        waves = (within.sum(-1, keepdim=True) + wave - 1).div(wave, rounding_mode="floor")
-        end = (begin + waves.clamp_min(1) * wave).clamp_max(M)
-        inside = (slots >= begin) & (slots < end)
-        first, last = torch.where(inside, begin, first), torch.where(inside, end, last)
-        begin = end
+    of_slot = (slots // wave).contiguous()
+    first = first_place.gather(-1, of_slot) * wave
+    last = (following.gather(-1, first_place).gather(-1, of_slot) * wave).clamp_max(M)
     size, offset = last - first, slots - first
     waves = (size + wave - 1).div(wave, rounding_mode="floor")
     part = offset % waves
@@ -56,3 +58,17 @@ def by_nnz_dealt(counts: torch.Tensor, wave: int) -> torch.Tensor:
     target = first + part * even + torch.minimum(part, size % waves)
     target = target + offset.div(waves, rounding_mode="floor")
     return torch.empty_like(order).scatter_(-1, target, order)
+
+
+def _followed(following: torch.Tensor) -> torch.Tensor:
+    """Which places are reached from 0 by going from a place to `following`; bool ``[H, places]``.
+
+    Every step goes forwards, so squaring "is there or one step on" a few times gives all.
+    """
+    places = following.shape[1]
+    step = torch.arange(places, device=following.device)
+    reach = (following[:, :, None] == step) | (step[:, None] == step)
+    reach = reach.float()
+    for _ in range((places - 1).bit_length()):
+        reach = (reach @ reach).clamp_max(1.0)
+    return reach[:, 0] > 0

@@ -18,8 +18,8 @@ ITERATIONS = 8
 """Power iterations, two products with the mask each."""
 
 _RIDGE = 1e-10  # of the trace: where fewer than RANK directions are left
-_SQUARINGS = 40
-_CHUNK_BYTES = 2**28  # of the float32 copy of the mask
+_SQUARINGS = 24
+_CHUNK_BYTES = 2**30  # of the float32 copy of the mask
 _ROUNDING = 5  # digits, as in wavealign.order.spectra
 
 

@@ -17,12 +17,22 @@ docs/fidelity.md says what was measured.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
 Regime = Literal["single", "steady"]
 REGIMES: tuple[Regime, ...] = ("single", "steady")
+
+_STEPS = 50
+_PRECISION = 1e-13
+_LEAST_GHZ = 1e-3
 
 
 @dataclass(frozen=True)
@@ -112,31 +122,81 @@ def clock_and_energy(
     """
     if work.cycles <= 0:
         return Timing(0.0, clock_max_ghz, 0.0 if power else None, False)
+    cycles, flops, hbm_bytes, l2_bytes = np.array(dataclasses.astuple(work))[:, None]
+    found = clocks_and_energies(power, clock_max_ghz, cycles, flops, hbm_bytes, l2_bytes, regime)
+    energy_j = None if found.energy_j is None else float(found.energy_j[0])
+    bound = bool(found.power_bound[0])
+    return Timing(float(found.time_ms[0]), float(found.clock_ghz[0]), energy_j, bound)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Time and energy of several launches: arrays of one shape, fields as in `Timing`."""
+
+    time_ms: FloatArray
+    clock_ghz: FloatArray
+    energy_j: FloatArray | None
+    power_bound: npt.NDArray[np.bool_]
+
+
+def clocks_and_energies(
+    power: PowerProfile | None,
+    clock_max_ghz: float,
+    cycles: FloatArray,
+    flops: FloatArray,
+    hbm_bytes: FloatArray,
+    l2_bytes: FloatArray,
+    regime: Regime,
+) -> Timings:
+    """Solve the clocks of several launches, arrays of one shape; cycles above 0."""
+    clock_ghz = np.full(cycles.shape, clock_max_ghz)
+    time_ms = cycles / clock_max_ghz * 1e-6
+    bound = np.zeros(cycles.shape, dtype=np.bool_)
     if power is None:
-        return Timing(work.cycles / clock_max_ghz * 1e-6, clock_max_ghz, None, False)
-    if power.watts(clock_max_ghz, work) <= power.cap_w:
-        clock_ghz, bound = clock_max_ghz, False
-    else:
-        from scipy.optimize import brentq  # only a capped launch pays for this import
+        return Timings(time_ms, clock_ghz, None, bound)
+    # W = static + steep · f^(1+x) + even · f, with f in GHz: pJ x GHz = mW.
+    exponent = power.flop_clock_exponent
+    steep = flops * power.flop_pj * power.reference_ghz**-exponent / cycles * 1e-3
+    even = (hbm_bytes * power.hbm_pj_per_byte + l2_bytes * power.l2_pj_per_byte) / cycles * 1e-3
 
-        clock_ghz = float(
-            brentq(lambda f: power.watts(f, work) - power.cap_w, 1e-3, clock_max_ghz, xtol=1e-6)
-        )
-        bound = True
-    watts = power.cap_w if bound else power.watts(clock_ghz, work)
-    time_ms = work.cycles / clock_ghz * 1e-6
-    if bound:
-        steady = regime == "steady"
-        time_ms = time_ms / power.steady_clock_frac if steady else _single_ms(power, time_ms)
-        clock_ghz = work.cycles / time_ms * 1e-6
-    return Timing(time_ms, clock_ghz, watts * time_ms * 1e-3, bound)
+    def watts(f: FloatArray) -> FloatArray:
+        drawn: FloatArray = power.static_w + steep * f ** (1.0 + exponent) + even * f
+        return drawn
 
-
-def _single_ms(power: PowerProfile, start_ms: float) -> float:
-    """Time of a single launch that would take `start_ms` at the clock that it starts with."""
-    from scipy.optimize import brentq
-
-    longest_ms = start_ms / power.steady_clock_frac
-    return float(
-        brentq(lambda t: t * power.mean_clock_frac(t) - start_ms, start_ms, longest_ms, xtol=1e-9)
+    drawn_w = watts(clock_ghz)
+    bound = drawn_w > power.cap_w
+    if not bound.any():
+        return Timings(time_ms, clock_ghz, drawn_w * time_ms * 1e-3, bound)
+    # P is convex and rises: from above, Newton's steps come down to the root and never pass it.
+    start_ghz = clock_ghz.copy()
+    for _ in range(_STEPS):
+        slope = steep * (1.0 + exponent) * start_ghz**exponent + even
+        step = np.where(bound, (watts(start_ghz) - power.cap_w) / slope, 0.0)
+        start_ghz = np.maximum(start_ghz - step, _LEAST_GHZ)
+        if (np.abs(step) <= _PRECISION * start_ghz).all():
+            break
+    capped_ms = cycles / start_ghz * 1e-6
+    capped_ms = (
+        capped_ms / power.steady_clock_frac if regime == "steady" else _single_ms(power, capped_ms)
     )
+    time_ms = np.where(bound, capped_ms, time_ms)
+    drawn_w = np.where(bound, power.cap_w, drawn_w)
+    return Timings(time_ms, cycles / time_ms * 1e-6, drawn_w * time_ms * 1e-3, bound)
+
+
+def _single_ms(power: PowerProfile, start_ms: FloatArray) -> FloatArray:
+    """Times of single launches that would take `start_ms` at the clock that they start with.
+
+    The t with t · `mean_clock_frac` (t) = start_ms; the left side is concave in t and rises, so
+    Newton's steps from below never pass the root.
+    """
+    s, settle_ms = power.steady_clock_frac, power.settle_ms
+    time_ms = start_ms
+    for _ in range(_STEPS):
+        lag = np.exp(-time_ms / settle_ms)
+        done_ms = s * time_ms + (1.0 - s) * settle_ms * (1.0 - lag)
+        step = (start_ms - done_ms) / (s + (1.0 - s) * lag)
+        time_ms = time_ms + step
+        if (np.abs(step) <= _PRECISION * time_ms).all():
+            break
+    return time_ms
