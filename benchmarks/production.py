@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -29,10 +28,12 @@ from typing import Any
 import numpy as np
 import torch
 from guard_offline import masks as offline_masks
+from production_bench import Bench
+from production_wan import wan
 
 import wavealign
-from wavealign.attention.backends import choose_backend, rows_in_flight
-from wavealign.attention.inputs import Sequences, check_mask, geometry
+from wavealign.attention.backends import choose_backend
+from wavealign.attention.inputs import geometry
 from wavealign.attention.plans import Terms, decide, make_planner
 from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.guard.on_device import device_lengths
@@ -41,69 +42,6 @@ from wavealign.planning import Planner
 
 DATA = Path(__file__).parent.parent / "data"
 POLICIES = ("original", "nnz", SAWTOOTH, "lockstep", RESYNC, "svd+nnz")
-
-
-class Bench:
-    """Where it runs, and how things are timed there."""
-
-    def __init__(self, small: bool, repeats: int) -> None:
-        self.cuda = torch.cuda.is_available()
-        self.small, self.repeats = small or not self.cuda, repeats
-        self.device = "cuda" if self.cuda else "cpu"
-        self.backend = "auto" if self.cuda else "reference"
-        self.profile = None if self.cuda else "h200"
-        self.block_limit = 24 if self.small else None
-
-    def ms(self, run: Callable[[], object], repeats: int | None = None) -> float:
-        """Median time of a call on the device, after one to warm up."""
-        run()
-        return statistics.median(self.once_ms(run) for _ in range(repeats or self.repeats))
-
-    def once_ms(self, run: Callable[[], object]) -> float:
-        """Time of one call."""
-        if not self.cuda:
-            started = time.perf_counter()
-            run()
-            return 1e3 * (time.perf_counter() - started)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # the host is ahead, as in a pipeline
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    def dense(self, mask: BlockMask) -> torch.Tensor:
-        """Bool ``[H, M, N]`` on the device."""
-        return check_mask(mask, torch.empty(0, device=self.device), None)[0]
-
-    def cut(self, mask: BlockMask) -> BlockMask:
-        """The mask, or its first blocks where everything is small."""
-        if self.block_limit is None:
-            return mask
-        n = self.block_limit
-        kept = np.stack([h.to_dense()[:n, :n] for h in mask.select_heads([0]).heads()])
-        return BlockMask.from_dense(kept, (mask.block_q, mask.block_kv))
-
-    def sequences(self, mask: BlockMask, batch: int = 1) -> tuple[torch.Tensor, ...]:
-        """Random Q, K and V ``[B, tokens, H, 128]``."""
-        dtype = torch.bfloat16 if self.cuda else torch.float32
-        generator = torch.Generator(self.device).manual_seed(0)
-        return tuple(
-            torch.randn(batch, n, mask.H, 128, generator=generator, device=self.device, dtype=dtype)
-            for n in (mask.tokens_q, mask.tokens_kv, mask.tokens_kv)
-        )
-
-    def attend(self, qkv: tuple[torch.Tensor, ...], plan: wavealign.Plan) -> torch.Tensor:
-        """Attention under a plan."""
-        return wavealign.attend(*qkv, plan=plan, layout="bshd")
-
-    def plan(self, heads: torch.Tensor, mask: BlockMask, policy: str) -> wavealign.Plan:
-        """Plan `heads`, which has the sizes of `mask`."""
-        return wavealign.plan(
-            heads, policy, self.profile, block=(mask.block_q, mask.block_kv),
-            tokens=(mask.tokens_q, mask.tokens_kv), backend=self.backend,
-        )  # fmt: skip
 
 
 def planning(bench: Bench) -> dict[str, Any]:
@@ -328,115 +266,6 @@ def memory(bench: Bench) -> dict[str, Any]:
         "mask_bytes": H * M * N,
         "statistics": vars(site.statistics),
     }
-
-
-def wan(bench: Bench) -> dict[str, Any]:
-    """Steps of a model of Wan2.1-14B's widths, and their attention, at two lengths."""
-    if bench.small:
-        return {"lengths": [wan_length(bench, "xattention_75600", (1, 16, 16), 2, 2)]}
-    return {
-        "lengths": [
-            wan_length(bench, "xattention_75600", (21, 90, 160), 40, 2),
-            wan_length(bench, "xattention_363600", (101, 90, 160), 40, 1),
-        ]
-    }
-
-
-def wan_length(
-    bench: Bench, source: str, size: tuple[int, int, int], heads: int, layers: int
-) -> dict[str, Any]:
-    """One length. Weights are random, so attention runs on the masks of the clip."""
-    tokens = size[0] * size[1] * size[2] // 4
-    M = -(-tokens // 128)
-    shipped = bench.dense(load_mask(DATA / f"{source}.npz").mask)[:, :M, :M]
-    kept = torch.cat([shipped.roll(i, 1) for i in range(-(-heads // len(shipped)))])
-    kept = kept[:heads].contiguous()
-    found = {"tokens": tokens, "heads": heads, "layers": layers}
-    found["density"] = float(kept.float().mean())
-    found |= wan_steps(bench, kept, size, layers)
-    found["attention"] = wan_attention(bench, kept, tokens)
-    return found
-
-
-def wan_steps(
-    bench: Bench, kept: torch.Tensor, size: tuple[int, int, int], layers: int
-) -> dict[str, Any]:
-    """Steps: dense, sparse, sparse in another order; with masks given, and found in every step.
-
-    What finding a mask costs is that of XAttention on the model's own Q and K, head by head as
-    `enable` does it; its result isn't used.
-    """
-    from diffusers import WanTransformer3DModel
-
-    from wavealign.integrations import diffusers as integration
-
-    dtype = torch.bfloat16 if bench.cuda else torch.float32
-    with torch.device(bench.device):
-        model = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=len(kept), attention_head_dim=128,
-            in_channels=16, out_channels=16, text_dim=64, freq_dim=256,
-            ffn_dim=256 if bench.small else 13824, num_layers=layers,
-        ).to(dtype).eval()  # fmt: skip
-        inputs = {
-            "hidden_states": torch.randn(1, 16, *size, dtype=dtype),
-            "timestep": torch.tensor([500]),
-            "encoder_hidden_states": torch.randn(1, 512, 64, dtype=dtype),
-        }
-    estimate = integration.named_method("xattention")
-
-    @torch.no_grad()
-    def step() -> object:
-        return model(**inputs, return_dict=False)
-
-    def given(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return kept.clone()
-
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        estimate(q, k)
-        return kept.clone()
-
-    times = {"dense": bench.ms(step, 2)}
-    result: dict[str, Any] = {"step_ms": times}
-    for name, method, policy in (
-        ("sparse", given, "original"),
-        ("sparse + WaveAlign", given, "auto"),
-        ("sparse, masks found", found, "original"),
-        ("sparse + WaveAlign, masks found", found, "auto"),
-    ):
-        integration.enable(
-            model, method, policy=policy, profile=bench.profile, backend=bench.backend
-        )
-        times[name] = bench.ms(step, 2)
-        if policy == "auto":
-            result["statistics"] = vars(integration.statistics(model))
-            result["explain"] = integration.explain(model).splitlines()[: len(kept)]
-        integration.disable(model)
-    return result
-
-
-def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, Any]:
-    """One attention of the model: the kernel alone, with its planning, and finding its mask."""
-    from wavealign.integrations.diffusers import named_method
-
-    heads = len(kept)
-    dtype = torch.bfloat16 if bench.cuda else torch.float32
-    q, k, v = (
-        torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype) for _ in range(3)
-    )
-    sizes = geometry(kept, 1, (128, 128), (tokens, tokens))
-    choice = choose_backend(bench.backend, sizes, Sequences.check(q, k, v, "bshd"), bench.device)
-    found: dict[str, Any] = {"backend": choice.name, "wave": rows_in_flight(choice, sizes)}
-    terms = {"backend": bench.backend, "layout": "bshd"}
-    for policy in ("original", "auto"):
-        site = wavealign.Attention(bench.profile, policy=policy, **terms)
-        found[f"{policy}_ms"] = bench.ms(lambda s=site: s(q, k, v, kept.clone()), 3)
-        plan = wavealign.plan(
-            kept, policy, bench.profile, tokens=(tokens, tokens), backend=bench.backend
-        )
-        found[f"{policy}_kernel_ms"] = bench.ms(lambda p=plan: bench.attend((q, k, v), p), 3)
-    estimate = named_method("xattention")
-    found["find_mask_ms"] = bench.ms(lambda: estimate(q, k), 1)
-    return found
 
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
