@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wavealign.results import RunResult
     from wavealign.sim.devices import DeviceProfile
 
-DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep")
+DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
 
 
 @click.command()
