@@ -155,24 +155,37 @@ def summary(
 
 
 def measured(model: CostModel, uses: float) -> Iterator[dict[str, object]]:
-    """The guard's choice on masks that ran, by the card's own times."""
-    groups: dict[str, dict[str, float]] = {}
+    """The guard's choice on masks that ran, by the card's own times.
+
+    Campaigns of one mask are put together by the ratio to their own `original`. A mask whose
+    chosen policy never ran is left out, and said so.
+    """
+    original: dict[str, float] = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
     found: dict[str, BlockMask] = {}
-    for runs, where in (
-        (DATA / "validated.runs.jsonl", DATA),
-        (DATA / "h200" / "validated.runs.jsonl", DATA / "h200"),
-    ):
-        for run in load_recordings(runs, where, "fa4"):
-            policy = {"resync": RESYNC}.get(run.schedule.policy, run.schedule.policy)
-            groups.setdefault(run.mask_name, {})[policy] = run.measured.time_ms
-            found[run.mask_name] = run.mask
-    for name, kernel in groups.items():
+    for where in (DATA, DATA / "h200"):
+        for runs in ("validated.runs.jsonl", "resync.runs.jsonl"):
+            campaign: dict[str, dict[str, float]] = {}
+            for run in load_recordings(where / runs, where, "fa4"):
+                policy = {"resync": RESYNC}.get(run.schedule.policy, run.schedule.policy)
+                campaign.setdefault(run.mask_name, {})[policy] = run.measured.time_ms
+                found[run.mask_name] = run.mask
+            for name, kernel in campaign.items():
+                original.setdefault(name, kernel["original"])
+                for policy, ms in kernel.items():
+                    of_policy = ratios.setdefault(name, {}).setdefault(policy, [])
+                    of_policy.append(ms / kernel["original"])
+    for name, policies in ratios.items():
         mask = found[name]
         decision = Guard(model).decide_mask(mask, uses)
         (chosen,) = set(decision.policies)
+        if chosen not in policies:
+            print(f"{name:32} guard: {chosen}, which never ran on this mask")
+            continue
         total = {
-            p: ms + model.profile.plan_ms([p], mask.H, mask.M, mask.N) / uses
-            for p, ms in kernel.items()
+            p: original[name] * float(np.mean(r))
+            + model.profile.plan_ms([p], mask.H, mask.M, mask.N) / uses
+            for p, r in policies.items()
         }
         yield summary(name, mask.H, total, total[chosen], decision)
 
