@@ -1,6 +1,8 @@
 """The diffusers integration on tiny random transformers, against their own dense attention."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 
@@ -316,6 +318,21 @@ def test_layers_share_buffers():
     ]
     assert len(planners) == 2
     assert planners[0] is planners[1]
+
+
+def test_no_layer_keeps_its_mask():
+    model, inputs = hunyuan((5, 5))
+    made = []
+
+    def masks(q, k):
+        mask = Masks()(q, k)
+        made.append(weakref.ref(mask))
+        return mask
+
+    integration.enable(model, masks, **OPTIONS)
+    forward(model, inputs)
+    gc.collect()
+    assert [mask() for mask in made] == [None, None]
 
 
 def test_a_named_method_makes_the_masks():
