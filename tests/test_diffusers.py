@@ -1,6 +1,8 @@
 """The diffusers integration on tiny random transformers, against their own dense attention."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 
@@ -12,9 +14,16 @@ from wavealign.errors import InputError  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from diffusers import LTXVideoTransformer3DModel, WanTransformer3DModel
+    from diffusers import (
+        HunyuanVideo15Transformer3DModel,
+        HunyuanVideoFramepackTransformer3DModel,
+        HunyuanVideoTransformer3DModel,
+        LTXVideoTransformer3DModel,
+        WanTransformer3DModel,
+    )
 
 from wavealign.integrations import diffusers as integration  # noqa: E402
+from wavealign.integrations.padding import Padding  # noqa: E402
 
 BLOCK = (16, 8)
 OPTIONS = {"block": BLOCK, "profile": "h200", "backend": "reference", "policy": "lockstep"}
@@ -52,14 +61,96 @@ def ltx():
     return model.eval(), inputs
 
 
+HUNYUAN = {
+    "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 10,
+    "num_layers": 1, "num_refiner_layers": 1, "patch_size": 1, "patch_size_t": 1,
+    "text_embed_dim": 16, "rope_axes_dim": (2, 4, 4),
+}  # fmt: skip
+VIDEO, TEXT = 60, 9  # tokens of the models below, padding included
+
+
+def text_mask(lengths, tokens=TEXT):
+    return (torch.arange(tokens) < torch.tensor(lengths)[:, None]).long()
+
+
+def hunyuan(lengths=(4, 7), image_condition_type=None):
+    torch.manual_seed(0)
+    model = HunyuanVideoTransformer3DModel(
+        **HUNYUAN, num_single_layers=1, pooled_projection_dim=8,
+        image_condition_type=image_condition_type,
+    )  # fmt: skip
+    B = len(lengths)
+    inputs = {
+        "hidden_states": torch.randn(B, 4, 3, 4, 5),
+        "timestep": torch.full((B,), 5),
+        "encoder_hidden_states": torch.randn(B, TEXT, 16),
+        "encoder_attention_mask": text_mask(lengths),
+        "pooled_projections": torch.randn(B, 8),
+        "guidance": torch.full((B,), 6000.0),
+    }
+    return model.eval(), inputs
+
+
+def hunyuan_image():
+    return hunyuan((5, 5), "token_replace")
+
+
+def hunyuan15():
+    torch.manual_seed(0)
+    model = HunyuanVideo15Transformer3DModel(
+        **{**HUNYUAN, "num_layers": 2}, text_embed_2_dim=12, image_embed_dim=8,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 3, 4, 5),
+        "timestep": torch.tensor([5.0, 5.0]),
+        "encoder_hidden_states": torch.randn(2, 5, 16),
+        "encoder_attention_mask": text_mask((3, 5), 5),
+        "encoder_hidden_states_2": torch.randn(2, 2, 12),
+        "encoder_attention_mask_2": text_mask((1, 2), 2),
+        "image_embeds": torch.zeros(2, 2, 8),
+    }
+    return model.eval(), inputs
+
+
+def framepack(lengths=(4, 7)):
+    torch.manual_seed(0)
+    model = HunyuanVideoFramepackTransformer3DModel(
+        **{**HUNYUAN, "patch_size": 2}, num_single_layers=1, pooled_projection_dim=8,
+        has_image_proj=True, image_proj_dim=8, has_clean_x_embedder=True,
+    )  # fmt: skip
+    B = len(lengths)
+    inputs = {
+        "hidden_states": torch.randn(B, 4, 3, 8, 8),
+        "timestep": torch.full((B,), 5),
+        "encoder_hidden_states": torch.randn(B, TEXT - 2, 16),
+        "encoder_attention_mask": text_mask(lengths, TEXT - 2),
+        "pooled_projections": torch.randn(B, 8),
+        "guidance": torch.full((B,), 6000.0),
+        "image_embeds": torch.randn(B, 2, 8),
+        "indices_latents": torch.arange(7, 10),
+        "latents_clean": torch.randn(B, 4, 2, 8, 8),
+        "indices_latents_clean": torch.tensor([0, 6]),
+        "latents_history_2x": torch.randn(B, 4, 2, 8, 8),
+        "indices_latents_history_2x": torch.arange(4, 6),
+        "latents_history_4x": torch.randn(B, 4, 4, 8, 8),
+        "indices_latents_history_4x": torch.arange(4),
+    }
+    return model.eval(), inputs
+
+
+def framepack_alone():
+    return framepack((4,))
+
+
 class Masks:
-    """A mask function that counts its calls."""
+    """A mask function that counts its calls, and keeps how many tokens it was given."""
 
     def __init__(self, density=2.0):
-        self.calls, self.density = 0, density
+        self.calls, self.density, self.tokens = 0, density, []
 
     def __call__(self, q, k):
         self.calls += 1
+        self.tokens.append(q.shape[1])
         M, N = -(-q.shape[1] // BLOCK[0]), -(-k.shape[1] // BLOCK[1])
         generator = torch.Generator().manual_seed(1)
         return torch.rand(q.shape[2], M, N, generator=generator) < self.density
@@ -84,6 +175,110 @@ def test_a_full_mask_is_dense_attention(make):
     integration.disable(model)
     assert torch.equal(forward(model, inputs), dense)
     assert masks.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "tokens"),
+    [
+        (hunyuan, [VIDEO + 4, VIDEO + 7] * 2),
+        (hunyuan_image, [VIDEO + 5] * 2),
+        (hunyuan15, [VIDEO + 4, VIDEO + 7] * 2),
+        (framepack, [48 + 32 + 4 + 1 + 2 + 4, 48 + 32 + 4 + 1 + 2 + 7] * 2),
+        (framepack_alone, [48 + 32 + 4 + 1 + 2 + 4] * 2),
+    ],
+)
+def test_a_full_mask_over_padded_text_is_dense_attention(make, tokens):
+    model, inputs = make()
+    dense = forward(model, inputs)
+    assert dense.isfinite().all()
+    masks = Masks()
+    integration.enable(model, masks, **OPTIONS)
+    torch.testing.assert_close(forward(model, inputs), dense)
+    assert masks.tokens == tokens
+    assert integration.statistics(model).planned == len(tokens)
+    assert len(integration.explain(model).splitlines()) == 2 * len(tokens)
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+    assert masks.calls == len(tokens)
+
+
+def test_sequences_with_other_texts_are_attended_alone():
+    model, inputs = hunyuan((4, 7))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    together = forward(model, inputs)
+    integration.disable(model)
+    assert not torch.allclose(together, forward(model, inputs))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    for b in range(2):
+        alone = forward(model, {name: value[b : b + 1] for name, value in inputs.items()})
+        torch.testing.assert_close(together[b : b + 1], alone)
+
+
+def test_padding_is_never_read():
+    model, inputs = hunyuan((4, 7))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    before = forward(model, inputs)
+    inputs["encoder_hidden_states"][0, 4:] += 100
+    torch.testing.assert_close(forward(model, inputs), before)
+
+
+def test_the_padding_mask_is_read_once_a_forward(monkeypatch):
+    model, inputs = hunyuan()
+    integration.enable(model, Masks(), **OPTIONS)
+    reads = []
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append(t.shape) or real(t))
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            forward(model, inputs)
+    assert reads.count((2, 2)) == 2
+
+
+def test_a_method_is_told_where_text_begins():
+    model, inputs = hunyuan((4, 7))
+    told = []
+
+    def masks(q, k, text_tokens):
+        told.append((q.shape[1], text_tokens))
+        return Masks()(q, k)
+
+    integration.enable(model, masks, **OPTIONS)
+    forward(model, inputs)
+    assert told == [(VIDEO + 4, 4), (VIDEO + 7, 7)] * 2
+
+
+def test_masks_are_kept_for_each_text_of_guidance():
+    model, inputs = hunyuan((4, 7))
+    other = {**inputs, "encoder_attention_mask": text_mask((2, 9))}
+    wanted = [forward(model, inputs), forward(model, other)]
+    masks = Masks()
+    integration.enable(model, masks, mask_every=2, **OPTIONS)
+    for _ in range(2):
+        torch.testing.assert_close(forward(model, inputs), wanted[0])
+        torch.testing.assert_close(forward(model, other), wanted[1])
+    assert masks.calls == 2 * 2 * 2  # texts, sequences, layers
+    forward(model, {**inputs, "encoder_attention_mask": text_mask((1, 1))})
+    site = next(integration._enabled(model))
+    assert [len(kept.masks) for kept in site.kept.values()] == [2, 1]
+
+
+def test_short_sequences_keep_their_padding_mask():
+    for make in (hunyuan, hunyuan15):
+        model, inputs = make()
+        dense = forward(model, inputs)
+        masks = Masks()
+        integration.enable(model, masks, min_tokens=VIDEO + TEXT + 1, **OPTIONS)
+        assert torch.equal(forward(model, inputs), dense)
+        assert masks.calls == 0
+
+
+@pytest.mark.parametrize(("make", "method"), [(hunyuan, "xattention"), (hunyuan15, "exact")])
+def test_named_methods_run_on_padded_text(make, method):
+    model, inputs = make()
+    dense = forward(model, inputs)
+    integration.enable(model, method, **{**OPTIONS, "block": (128, 128)})
+    # One block holds everything.
+    torch.testing.assert_close(forward(model, inputs), dense)
 
 
 def test_a_sparse_mask_changes_the_output_and_another_model_stays_dense():
@@ -125,6 +320,21 @@ def test_layers_share_buffers():
     assert planners[0] is planners[1]
 
 
+def test_no_layer_keeps_its_mask():
+    model, inputs = hunyuan((5, 5))
+    made = []
+
+    def masks(q, k):
+        mask = Masks()(q, k)
+        made.append(weakref.ref(mask))
+        return mask
+
+    integration.enable(model, masks, **OPTIONS)
+    forward(model, inputs)
+    gc.collect()
+    assert [mask() for mask in made] == [None, None]
+
+
 def test_a_named_method_makes_the_masks():
     from wavealign.methods import head_mask
 
@@ -133,6 +343,61 @@ def test_a_named_method_makes_the_masks():
     assert made.shape == (2, 4, 3, 3)
     assert made.dtype == torch.bool
     assert torch.equal(made[1, 3], head_mask("xattention", q[1, :, 3], k[1, :, 1]))
+
+
+def test_a_named_method_makes_text_dense():
+    from wavealign.methods.params import Exact
+
+    torch.manual_seed(0)
+    q, k = 4 * torch.randn(1, 600, 2, 16), torch.randn(1, 600, 2, 16)
+    method = integration.named_method("exact", Exact(mass=0.3))
+    assert not method(q, k)[0, :, 4].all()
+    made = method(q, k, text_tokens=20)
+    assert made[0, :, 4].all()
+    assert made[0, :, :, 4].all()
+    assert torch.equal(made[0, :, :4, :4], method(q, k)[0, :, :4, :4])
+
+
+def test_padding_masks():
+    padding = Padding()
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    assert padding.lengths(mask, 2, 2, 2).tokens == (3, 4)
+    assert padding.lengths(mask[:, None, None], 2, 2, 2).tokens == (3, 4)
+    assert padding.lengths(mask.long(), 2, 3, 4).tokens == (6, 7)
+    assert padding.lengths(None, 2, 3, 4).tokens == (7, 7)
+    mask[0, 2] = False
+    assert padding.lengths(mask, 2, 2, 2).tokens == (2, 4)
+    mask[1, 3] = False
+    assert padding.lengths(mask, 2, 2, 2).tokens == (2, 3)  # the same tensor, changed
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.tensor([[1, 1, 0, 1]]), "sequence 0 has gaps"),
+        (torch.tensor([[1, 0, 0, 0]]), "leaves 1 tokens of a sequence with 2 tokens of video"),
+        (torch.zeros(1, 1, 1, 4), "of torch.float32; expected bool"),
+        (torch.ones(1, 1, 4, 4, dtype=torch.bool), "expected one over keys"),
+        (torch.ones(2, 4, dtype=torch.bool), "for 1 sequences"),
+        (torch.ones(1, 3, dtype=torch.bool), "of 2 video and 2 text tokens"),
+    ],
+)
+def test_bad_padding_masks(mask, message):
+    with pytest.raises(InputError, match=message):
+        Padding().lengths(mask, 1, 2, 2)
+
+
+def test_what_a_block_mask_cannot_say_is_refused():
+    model, inputs = ltx()
+    integration.enable(model, Masks(), **OPTIONS)
+    module = model.transformer_blocks[0].attn1
+    x = torch.randn(1, 60, 16)
+    with pytest.raises(InputError, match="leaves 10 tokens"):
+        module(x, attention_mask=torch.arange(60)[None] < 10)
+    own = module.processor._site.original
+    own._parallel_config = object()
+    with pytest.raises(InputError, match="context parallelism"):
+        forward(model, inputs)
 
 
 def test_bad_input():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -109,7 +110,7 @@ class _State:
     decision: Decision | None = None
     plan: Plan | None = None
     age: int = 0
-    made_for: tuple[object, int] | None = None
+    made_for: tuple[weakref.ref[object], int] | None = None  # a mask a layer would add up
     decided_for: torch.Tensor | None = None
     overlap: torch.Tensor | None = None
     overlap_event: torch.cuda.Event | None = field(default=None)
@@ -198,7 +199,7 @@ class Attention:
         if state is not None and state.plan is not None and state.made_for is not None:
             made_for, made_version = state.made_for
             held = self._buffers.hold(state.planner, state)
-            if held and made_for is mask and made_version == version:
+            if held and made_for() is mask and made_version == version:
                 self.statistics.reused += 1
                 self._count_skipped(state.plan)
                 return state, state.plan
@@ -219,7 +220,7 @@ class Attention:
         schedule = state.planner(heads, policies)
         self._buffers.take(state.planner, state)
         state.plan = Plan(schedule, state.sizes, state.choice, state.decision)
-        state.made_for = (mask, version) if known else None
+        state.made_for = (weakref.ref(mask), version) if known else None
         self.statistics.planned += 1
         self._count_skipped(state.plan)
         return state, state.plan

@@ -5,41 +5,44 @@ is the attention operation that they call, and only while a self-attention of an
 transformer runs: the model module's ``dispatch_attention_fn`` is replaced by one that asks which
 site is active, and calls the original where none is.
 
-Wan and LTX. HunyuanVideo isn't supported: it hides text padding token by token, which a block mask
-can't say.
+Wan, LTX and HunyuanVideo. The last has text behind the video in the same sequence, and padding
+behind the text: attention and the mask method see the tokens in front of the padding only.
 """
 
 from __future__ import annotations
 
 import contextvars
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from wavealign.attention.stateful import Attention, Buffers, Reuse, Statistics
 from wavealign.errors import InputError
+from wavealign.integrations.padding import Lengths, Padding
 
+_TRANSFORMERS = "diffusers.models.transformers."
+_HUNYUAN = (("transformer_blocks", "attn"), ("single_transformer_blocks", "attn"))
 _MODELS = {
-    # class: (module, where the blocks are, the self-attention of a block)
-    "WanTransformer3DModel": (
-        "diffusers.models.transformers.transformer_wan",
-        "blocks",
-        "attn1",
-    ),
-    "LTXVideoTransformer3DModel": (
-        "diffusers.models.transformers.transformer_ltx",
-        "transformer_blocks",
-        "attn1",
-    ),
+    # class: (module of its processors, where the blocks are and the self-attention of a block)
+    "WanTransformer3DModel": ("transformer_wan", (("blocks", "attn1"),)),
+    "LTXVideoTransformer3DModel": ("transformer_ltx", (("transformer_blocks", "attn1"),)),
+    "HunyuanVideoTransformer3DModel": ("transformer_hunyuan_video", _HUNYUAN),
+    "HunyuanVideoFramepackTransformer3DModel": ("transformer_hunyuan_video", _HUNYUAN),
+    "HunyuanVideo15Transformer3DModel": ("transformer_hunyuan_video15", _HUNYUAN[:1]),
 }
 _SLOT = "_wavealign"
+_MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
 
 
 class MaskFunction(Protocol):
-    """How a mask comes from Q and K."""
+    """How a mask comes from Q and K.
+
+    One with a parameter ``text_tokens`` is also told how many tokens of text end the sequence.
+    """
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """From ``[B, tokens, H, D]`` to bool ``[H, M, N]`` or ``[B, H, M, N]``."""
@@ -47,29 +50,68 @@ class MaskFunction(Protocol):
 
 
 @dataclass
+class _Kept:
+    """Masks of a layer that calls share: those of each part of the batch."""
+
+    masks: list[torch.Tensor] = field(default_factory=list)
+    age: int = 0
+
+
+@dataclass
 class _Site:
     """One self-attention of an enabled transformer."""
 
     attention: Attention
-    mask_function: MaskFunction
+    mask_function: Callable[..., torch.Tensor]
+    tell_text: bool
     mask_every: int
     min_tokens: int
+    padding: Padding  # shared by all sites
     original: Any  # the processor
-    mask: torch.Tensor | None = None
-    age: int = 0
+    kept: dict[object, _Kept] = field(default_factory=dict)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.mask is None or self.age >= self.mask_every:
-            self.mask, self.age = self.mask_function(q, k), 0
-        self.age += 1
-        out = self.attention(q, k, v, self.mask)
-        if self.mask_every == 1:
-            self.mask = None  # a mask a layer would add up
-        assert isinstance(out, torch.Tensor)
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
+    ) -> torch.Tensor:
+        """Attention of a call. Rows of padding are zero: no other row ever reads them."""
+        kept = self._kept((q.shape, lengths))
+        parts = lengths.parts()
+        out = None if parts == [(slice(None), q.shape[1])] else torch.empty_like(q)
+        for i, (own, tokens) in enumerate(parts):
+            rows, keys, values = (t[own, :tokens] for t in (q, k, v))
+            mask = kept.masks[i] if i < len(kept.masks) else self._mask(rows, keys, lengths)
+            made = self.attention(rows, keys, values, mask)
+            assert isinstance(made, torch.Tensor)
+            if out is None:
+                out = made
+            else:
+                out[own, :tokens] = made
+                out[own, tokens:] = 0
+            if self.mask_every > 1 and i == len(kept.masks):
+                kept.masks.append(mask)  # otherwise not: a mask a layer would add up
+        assert out is not None
         return out
 
+    def _kept(self, key: object) -> _Kept:
+        kept = self.kept.pop(key, _Kept())
+        if kept.age >= self.mask_every:
+            kept = _Kept()
+        kept.age += 1
+        if self.mask_every > 1:
+            if len(self.kept) >= _MOST_KEPT:
+                self.kept.pop(next(iter(self.kept)))
+            self.kept[key] = kept
+        return kept
 
-_active: contextvars.ContextVar[_Site | None] = contextvars.ContextVar("site", default=None)
+    def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        if not self.tell_text:
+            return self.mask_function(q, k)
+        return self.mask_function(q, k, text_tokens=q.shape[1] - lengths.video_tokens)
+
+
+_active: contextvars.ContextVar[tuple[_Site, Lengths] | None] = contextvars.ContextVar(
+    "site", default=None
+)
 
 
 class _Processor:
@@ -81,10 +123,33 @@ class _Processor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._site.original, name)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        token = _active.set(self._site)
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *rest: Any,
+        image_rotary_emb: Any = None,  # diffusers passes what it finds in this signature
+        **named: Any,
+    ) -> Any:
+        site = self._site
+        batch, video = hidden_states.shape[:2]
+        text = encoder_hidden_states.shape[1] if encoder_hidden_states is not None else 0
+        if image_rotary_emb is not None:
+            named["image_rotary_emb"] = image_rotary_emb
+        active = None
+        if video + text >= site.min_tokens:
+            active = site, site.padding.lengths(attention_mask, batch, video, text)
+            if attention_mask is not None:
+                # HunyuanVideo 1.5 makes a mask of tokens x tokens of it in every layer, gigabytes
+                # that nothing reads now. On this device it is a shape without memory.
+                attention_mask = torch.empty_like(attention_mask, device="meta")
+        token = _active.set(active)
         try:
-            return self._site.original(*arguments, **named)
+            return site.original(
+                attn, hidden_states, encoder_hidden_states, attention_mask, *rest, **named
+            )
         finally:
             _active.reset(token)
 
@@ -105,15 +170,16 @@ def enable(
     """Put block-sparse attention under every self-attention of a transformer.
 
     Args:
-        transformer: a Wan or LTX transformer of diffusers (``pipe.transformer``).
+        transformer: a Wan, LTX or HunyuanVideo transformer of diffusers (``pipe.transformer``).
         method: name of a mask method (`wavealign.methods`), or a function of Q and K
-            ``[B, tokens, H, D]`` to a bool mask.
+            ``[B, tokens, H, D]`` to a bool mask, see `MaskFunction`. Padding isn't among the
+            tokens. Sequences of a batch with text of different lengths come one by one.
         params: of a named method.
         block: tokens of a query and of a K/V block of the masks.
         profile, policy, backend, reuse: see `Attention`.
-        mask_every: calls of a layer that share a mask; more than one keeps a mask for each layer,
-            ``H·M·N`` bytes.
-        min_tokens: shorter sequences go to the model's own attention.
+        mask_every: calls of a layer, with sequences of the same lengths, that share a mask; more
+            than one keeps masks for each layer, ``B·H·M·N`` bytes for each of the last two lengths.
+        min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:
         InputError: another model, one that is enabled already, or unknown names.
@@ -124,14 +190,16 @@ def enable(
     if any(isinstance(site.processor, _Processor) for site in sites):
         raise InputError(f"this {name} is enabled already; disable it first.")
     function = named_method(method, params) if isinstance(method, str) else method
-    buffers = Buffers()
+    tell_text = _takes_text(function)
+    buffers, padding = Buffers(), Padding()
     for module in sites:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
-        site = _Site(attention, function, mask_every, min_tokens, module.processor)
-        module.processor = _Processor(site)
+        module.processor = _Processor(
+            _Site(attention, function, tell_text, mask_every, min_tokens, padding, module.processor)
+        )
     _install(importlib.import_module(module_name))
 
 
@@ -168,22 +236,24 @@ def explain(transformer: torch.nn.Module) -> str:
 
 
 def named_method(name: str, params: Any = None) -> MaskFunction:
-    """A method of `wavealign.methods`, head by head, as a function of Q and K.
+    """A method of `wavealign.methods`, head by head, as a function of Q, K and text tokens.
 
     Raises:
         InputError: an unknown method.
     """
     from wavealign import methods
+    from wavealign.methods.site import Site
 
     methods.find_method(name)
 
-    def mask_function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
         group = q.shape[2] // k.shape[2]
+        sites = [Site(h, q.shape[1], text_tokens=text_tokens) for h in range(q.shape[2])]
         return torch.stack(
             [
                 torch.stack(
                     [
-                        methods.head_mask(name, q[b, :, h], k[b, :, h // group], params)
+                        methods.head_mask(name, q[b, :, h], k[b, :, h // group], params, sites[h])
                         for h in range(q.shape[2])
                     ]
                 )
@@ -197,13 +267,21 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
 def _sites_of(transformer: torch.nn.Module) -> tuple[str, str, list[Any]]:
     name = type(transformer).__name__
     if name not in _MODELS:
-        raise InputError(
-            f"{name} isn't supported; expected {' or '.join(_MODELS)}"
-            + (": HunyuanVideo hides text padding token by token" if "Hunyuan" in name else "")
-            + "."
-        )
-    module, blocks, attention = _MODELS[name]
-    return name, module, [getattr(block, attention) for block in getattr(transformer, blocks)]
+        raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
+    module, lists = _MODELS[name]
+    sites = [
+        getattr(block, attention)
+        for blocks, attention in lists
+        for block in getattr(transformer, blocks)
+    ]
+    return name, _TRANSFORMERS + module, sites
+
+
+def _takes_text(function: Callable[..., Any]) -> bool:
+    try:
+        return "text_tokens" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin has no signature
+        return False
 
 
 def _enabled(transformer: torch.nn.Module) -> Iterator[_Site]:
@@ -221,12 +299,19 @@ def _install(module: Any) -> None:
     def dispatch(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
     ) -> torch.Tensor:
-        site = _active.get()
-        if site is None or query.shape[1] < site.min_tokens:
+        active = _active.get()
+        if active is None:
             return _call(original, query, key, value, *rest, **named)
-        if named.get("attn_mask") is not None:
+        mask = rest[0] if rest else named.get("attn_mask")
+        if mask is not None and not mask.is_meta:
             raise InputError("an attention mask beside the block mask; expected none.")
-        return site.attend(query, key, value)
+        if named.get("parallel_config") is not None:
+            raise InputError(
+                "context parallelism: this device has a part of the sequence only, and a block "
+                "mask is over all of it; expected a transformer without."
+            )
+        site, lengths = active
+        return site.attend(query, key, value, lengths)
 
     setattr(dispatch, _SLOT, True)
     module.dispatch_attention_fn = dispatch
