@@ -408,7 +408,8 @@ def factors(ms: dict[str, float]) -> list[tuple[str, str]]:
         base = sum(10 * ms[f"p={p}, reduced, lockstep{tail}"] for p in (0.9, 0.85, 0.8))
         overhead(
             f"searches 2 to 4 of a run as in the paper: search + extra attention beyond the "
-            f"reduced masks' own attention ({kernel}, lockstep); full / reduced (paper: {PAPER_FACTOR}x)",
+            f"reduced masks' own attention ({kernel}, lockstep); full / reduced (the paper: "
+            f"{PAPER_FACTOR}x)",
             run["full"], run["reduced"], base,
         )  # fmt: skip
     return lines
