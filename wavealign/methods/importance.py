@@ -1,0 +1,334 @@
+"""Attention that says how much each K/V block mattered: the search step of GSRS.
+
+The importance of block (u, v) is the mean over the queries of block u of the attention that they
+give to the keys of block v,
+
+    W[u, v] = 1/|u| · Σ_{i in u} exp(G[i, v] - L[i]),   G[i, v] = log Σ_{j in v} exp(z[i, j]),
+
+with z = q·k/√D and L[i] the log-sum-exp of row i over the keys evaluated in this very call, so a
+row of W sums to 1 over the evaluated blocks (GSRS, "Sparse Attention for Video Generation
+Acceleration via Growing Sparsity and Reduced Search", eq. 5 and appendix A.2). With a
+`reference_lse` of an earlier step in L's place the row sums to something else: AdaSpa's one-pass
+search (arXiv 2502.21079).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from wavealign.errors import InputError, MissingCapabilityError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KERNELS = ("auto", "triton", "torch")
+SCRATCH_BYTES = 8 * 2**30
+_TRITON_BLOCKS = (64, 128)
+_TRITON_DIMS = (64, 128)
+_MOST_AXES = 3
+
+
+class Lists(Protocol):
+    """Rows as launched and lists as walked: the arrays of `wavealign.planning.DeviceSchedule`."""
+
+    @property
+    def table(self) -> Tensor:
+        """Int32 ``[H, M]``, slot → query block."""
+        ...
+
+    @property
+    def counts(self) -> Tensor:
+        """Int32 ``[H, M]``, evaluated K/V blocks of each query block."""
+        ...
+
+    @property
+    def starts(self) -> Tensor:
+        """Int64 ``[H * M]``, where each query block's list begins."""
+        ...
+
+    @property
+    def indices(self) -> Tensor:
+        """Int32 ``[H, M, width]``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """Attention over the evaluated blocks, and what it says of them.
+
+    Rows without a key: output 0, LSE -inf, importance, entropy and distance 0.
+
+    Attributes:
+        out: ``[B, L, H, D]``, dtype of q.
+        lse: float32 ``[B, H, L]``, natural logarithm, over the evaluated keys.
+        weights: float32 ``[B, H, M, N]``: W; 0 for blocks that weren't evaluated.
+        entropy: float32 ``[B, H, L]``, nats: LSE - E[z]; None unless asked for.
+        distance: float32 ``[B, H, L]``: Σ_j w[i, j]·|i - j| in tokens, or in the units of the
+            positions that were given; None unless asked for.
+    """
+
+    out: Tensor
+    lse: Tensor
+    weights: Tensor
+    entropy: Tensor | None = None
+    distance: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A checked call.
+
+    Attributes:
+        q: ``[B, tokens_q, H, D]``.
+        k, v: ``[B, tokens_kv, H_kv, D]``.
+        block_q, block_kv: tokens of a block.
+        candidates: bool ``[1 or B, H, M, N]``; None for all blocks.
+        schedule: the candidates as lists; None where there is no order to keep.
+        reference_lse: float32 ``[B, H, tokens_q]`` or None.
+        diagnostics: whether entropy and distance are wanted.
+        positions: float ``[tokens, axes]`` or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block_q: int
+    block_kv: int
+    candidates: Tensor | None
+    schedule: Lists | None
+    reference_lse: Tensor | None
+    diagnostics: bool
+    positions: Tensor | None
+
+    @property
+    def M(self) -> int:  # noqa: N802
+        """Query blocks."""
+        return math.ceil(self.q.shape[1] / self.block_q)
+
+    @property
+    def N(self) -> int:  # noqa: N802
+        """K/V blocks."""
+        return math.ceil(self.k.shape[1] / self.block_kv)
+
+    def blocks_of_lists(self) -> Tensor | None:
+        """The candidates, bool ``[1 or B, H, M, N]``; made of the schedule where there is one."""
+        if self.schedule is None:
+            return self.candidates
+        import torch
+
+        counts, starts = self.schedule.counts, self.schedule.starts
+        heads, M = counts.shape
+        N, lists = self.N, self.schedule.indices.reshape(-1)
+        places = torch.arange(N, device=counts.device)
+        at = (starts[:, None] + places).clamp_max(lists.shape[0] - 1)
+        held = torch.where(places < counts.reshape(-1, 1), lists[at].long(), N)
+        blocks = torch.zeros(heads * M, N + 1, dtype=torch.bool, device=counts.device)
+        blocks.scatter_(-1, held, True)
+        return blocks[:, :N].reshape(-1, self.q.shape[2], M, N)
+
+
+def attend_with_importance(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block: tuple[int, int] = (128, 128),
+    candidates: Tensor | None = None,
+    schedule: Lists | None = None,
+    reference_lse: Tensor | None = None,
+    diagnostics: bool = False,
+    positions: Tensor | None = None,
+    kernel: str = "auto",
+    scratch_bytes: int = SCRATCH_BYTES,
+) -> Importance:
+    """Attention over all blocks, or over candidates, with the importance of each; scale 1/√D.
+
+    A NaN in q or k makes the rows that meet it NaN: output, LSE, and the importance of every
+    evaluated block of their query block.
+
+    Args:
+        q: ``[B, tokens_q, H, D]``.
+        k, v: ``[B, tokens_kv, H_kv, D]``; H_kv divides H (GQA).
+        block: tokens of a query and of a K/V block; the last ones may be ragged.
+        candidates: bool ``[H, M, N]``, ``[1, H, M, N]`` or ``[B, H, M, N]``, the blocks to
+            evaluate; None for all.
+        schedule: of `wavealign.planning.Planner`, in its default layout, for H or B·H heads: the
+            candidates with the order of rows and visits, in place of `candidates`.
+        reference_lse: float32 ``[B, H, tokens_q]`` to normalise the importance by, in place of
+            this call's own LSE; output and LSE stay those of this call.
+        diagnostics: also entropy and mean attention distance of every row.
+        positions: ``[tokens, axes]`` coordinates of the tokens, at most 3 axes, in sequence
+            order: distances are then Euclidean in them, in place of |i - j|.
+        kernel: ``"triton"`` (bf16 and fp16, head_dim 64 and 128, blocks of 64 and 128 tokens),
+            ``"torch"`` (any float dtype, any device, in chunks), or ``"auto"``: Triton on a GPU
+            where it can, else torch.
+        scratch_bytes: of Triton's block log-sum-exps, ``4·block_q·M·width`` bytes a head (width:
+            the longest list that fits, N without a schedule). Heads are taken in as few rounds as
+            fit, one head at least.
+
+    Raises:
+        InputError: what doesn't fit together.
+        MissingCapabilityError: Triton is asked for where it can't run.
+    """
+    call = check_call(
+        q, k, v, block=block, candidates=candidates, schedule=schedule,
+        reference_lse=reference_lse, diagnostics=diagnostics, positions=positions,
+    )  # fmt: skip
+    if kernel not in KERNELS:
+        raise unknown_name("kernel", kernel, KERNELS)
+    if kernel == "auto":
+        kernel = "triton" if q.is_cuda and _refusal(call) is None and _has_triton() else "torch"
+    if kernel == "torch":
+        from wavealign.methods._importance_chunked import attend_chunked
+
+        return attend_chunked(call)
+    if reason := _refusal(call):
+        raise InputError(f"kernel='triton' {reason}; kernel='torch' takes it.")
+    _need_triton(q)
+    from wavealign.methods._importance_launch import attend_triton
+
+    return attend_triton(call, scratch_bytes)
+
+
+def _refusal(call: Call) -> str | None:
+    """Why Triton doesn't take a call, in words."""
+    dtype, D = str(call.q.dtype).removeprefix("torch."), call.q.shape[3]
+    if dtype not in ("bfloat16", "float16"):
+        return f"takes bfloat16 and float16, not {dtype}"
+    if D not in _TRITON_DIMS:
+        return f"takes head dimensions 64 and 128, not {D}"
+    if call.block_q not in _TRITON_BLOCKS or call.block_kv not in _TRITON_BLOCKS:
+        return f"takes blocks of 64 and 128 tokens, not {call.block_q}x{call.block_kv}"
+    return None
+
+
+def _has_triton() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("triton") is not None
+
+
+def _need_triton(q: Tensor) -> None:
+    from wavealign._extras import require
+
+    triton = require("triton", "gpu", "kernel='triton'")
+    if not q.is_cuda and not triton.knobs.runtime.interpret:
+        raise MissingCapabilityError(
+            f"kernel='triton' needs q, k and v on an NVIDIA GPU, they are on {q.device}; "
+            "kernel='torch' computes the same anywhere (TRITON_INTERPRET=1 interprets the kernel)."
+        )
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block: tuple[int, int] = (128, 128),
+    candidates: Tensor | None = None,
+    schedule: Lists | None = None,
+    reference_lse: Tensor | None = None,
+    diagnostics: bool = False,
+    positions: Tensor | None = None,
+) -> Call:
+    """A call from what `attend_with_importance` was given.
+
+    Raises:
+        InputError: what doesn't fit together.
+    """
+    _check_sequences(q, k, v)
+    if len(block) != 2 or min(block) < 1:
+        raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
+    if candidates is not None and candidates.ndim == 3:
+        candidates = candidates[None]
+    call = Call(
+        q, k, v, int(block[0]), int(block[1]),
+        candidates, schedule, reference_lse, diagnostics, positions,
+    )  # fmt: skip
+    B, tokens, H, _ = q.shape
+    _check_blocks(call, B, H)
+    if reference_lse is not None:
+        if tuple(reference_lse.shape) != (B, H, tokens):
+            raise InputError(
+                f"reference_lse is {list(reference_lse.shape)}; expected [B, H, tokens] = "
+                f"{[B, H, tokens]}."
+            )
+        _same_device("reference_lse", reference_lse, q)
+    if positions is not None:
+        wanted = f"expected [{tokens}, axes] with 1 to {_MOST_AXES} axes"
+        if positions.ndim != 2 or positions.shape[0] != tokens:
+            raise InputError(f"positions are {list(positions.shape)}; {wanted}.")
+        if not 1 <= positions.shape[1] <= _MOST_AXES:
+            raise InputError(f"positions have {positions.shape[1]} axes; {wanted}.")
+        if k.shape[1] != tokens:
+            raise InputError(
+                f"positions for {tokens} queries and {k.shape[1]} keys; expected self-attention, "
+                "as many of both."
+            )
+        _same_device("positions", positions, q)
+    return call
+
+
+def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
+    import torch
+
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4 or 0 in tensor.shape:
+            raise InputError(f"{name} is {list(tensor.shape)}; expected [B, tokens, heads, D].")
+        if not tensor.is_floating_point():
+            raise InputError(f"{name} is {tensor.dtype}; expected a floating-point dtype.")
+        if tensor.dtype != q.dtype:
+            raise InputError(f"{name} is {tensor.dtype}, q is {q.dtype}; expected the same.")
+        _same_device(name, tensor, q)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} requires a gradient, and there is no backward pass; call it inside "
+                "torch.no_grad() or torch.inference_mode(), or detach it."
+            )
+    B, _, H, D = q.shape
+    if k.shape != v.shape:
+        raise InputError(f"k and v differ in shape ({list(k.shape)} and {list(v.shape)}).")
+    if k.shape[0] != B or k.shape[3] != D or H % k.shape[2]:
+        raise InputError(
+            f"q is {list(q.shape)}, k and v are {list(k.shape)}; expected [B, tokens, heads, D] "
+            "with the same B and D, and K/V heads that divide the query heads."
+        )
+
+
+def _check_blocks(call: Call, B: int, H: int) -> None:
+    import torch
+
+    candidates, schedule = call.candidates, call.schedule
+    if candidates is not None and schedule is not None:
+        raise InputError("candidates and a schedule; expected one of them.")
+    if candidates is not None:
+        if candidates.dtype != torch.bool:
+            raise InputError(f"candidates are {candidates.dtype}; expected torch.bool.")
+        if tuple(candidates.shape) not in ((B, H, call.M, call.N), (1, H, call.M, call.N)):
+            raise InputError(
+                f"candidates are {list(candidates.shape)}; expected [{B} or 1, {H}, {call.M}, "
+                f"{call.N}] for {call.q.shape[1]} queries and {call.k.shape[1]} keys in blocks of "
+                f"{call.block_q}x{call.block_kv}."
+            )
+        _same_device("candidates", candidates, call.q)
+    if schedule is not None:
+        shape = tuple(schedule.counts.shape)
+        if shape not in ((H, call.M), (B * H, call.M)):
+            raise InputError(
+                f"the schedule is for {list(shape)} heads and query blocks; expected "
+                f"[{H} or {B * H}, {call.M}]."
+            )
+        layout = getattr(schedule, "layout", None)
+        if layout is not None and (layout.rows, layout.walks) != ("table", "forwards"):
+            raise InputError(
+                "the schedule is for a kernel that gathers rows or walks backwards; plan with the "
+                "default layout."
+            )
+        _same_device("the schedule", schedule.counts, call.q)
+
+
+def _same_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.device != q.device:
+        raise InputError(f"{name} is on {tensor.device}, q on {q.device}; expected the same.")
