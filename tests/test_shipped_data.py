@@ -41,7 +41,7 @@ CLIP = {
     "spargeattn_75600": 8,
     "flexprefill_75600": 8,
     "minference_75600": 8,
-    "xattention_363600": 2,
+    "xattention_363600": 4,
 }
 
 
