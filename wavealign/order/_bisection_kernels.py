@@ -12,17 +12,19 @@ def _half_cost(kept, log_rows, logs):
 
 @njit(nogil=True, cache=True)
 def _gains(rows, indptr, indices, own, other, log_own, log_other, logs):
-    """Bits that each row saves by moving to the other half, float64 (len(rows),)."""
-    gains = np.zeros(len(rows))
+    """What each row saves by moving to the other half, int64 (len(rows),) in 2**-20 bits."""
+    gains = np.zeros(len(rows), np.int64)
     for i in range(len(rows)):
+        gain = 0.0
         for p in range(indptr[rows[i]], indptr[rows[i] + 1]):
             a, b = own[indices[p]], other[indices[p]]
-            gains[i] += (
+            gain += (
                 _half_cost(a, log_own, logs)
                 + _half_cost(b, log_other, logs)
                 - _half_cost(a - 1, log_own, logs)
                 - _half_cost(b + 1, log_other, logs)
             )
+        gains[i] = np.int64(np.round(gain * (1 << 20)))  # so that rounding decides no tie
     return gains
 
 
@@ -64,7 +66,7 @@ def bisect_rows(order, indptr, indices, columns, wave, rounds):
             swapped = 0
             while swapped < min(len(left), len(right)):
                 i, j = by_out[swapped], by_back[swapped]
-                if out[i] + back[j] <= 1e-9:  # rounding is no gain
+                if out[i] + back[j] <= 0:
                     break
                 goes, comes = left[i], right[j]
                 for p in range(indptr[goes], indptr[goes + 1]):

@@ -105,11 +105,15 @@ def nearest_with_room(distance: Float64Array, capacity: Int64Array) -> Int64Arra
     rows, centres = distance.shape
     label = np.full(rows, -1, dtype=np.int64)
     room = capacity.copy()
+    left = rows
     for pair in np.argsort(distance, axis=None, kind="stable"):
         row, centre = divmod(int(pair), centres)
         if label[row] < 0 and room[centre] > 0:
             label[row] = centre
             room[centre] -= 1
+            left -= 1
+            if left == 0:
+                break
     return label
 
 

@@ -156,6 +156,7 @@ class _Search:
     seed: int
     jobs: int
     pool: ThreadPoolExecutor = field(init=False)
+    found: Int32Array = field(init=False)
     spent: int = 0
     accepted: int = 0
 
@@ -173,22 +174,32 @@ class _Search:
         best_order, best = orders[first].copy(), values[first]
         start = best
         interrupted = False
-        progress(self.spent, best)
-        for h in range(mask.H):
-            heads = range(h, min(h + 2, mask.H))
-            window = whole if len(heads) == mask.H else _Window(self, mask.select_heads(heads), h)
-            # Each head has an equal share of what is left; one is for the check.
-            until = self.spent + (evaluations - self.spent) // (mask.H - h) - 1
-            found, stopped = self.anneal(window, best_order, h, orders, until, progress)
+
+        def keep(h: int) -> None:
+            """Take what was found for head `h`, if the whole launch gains."""
+            nonlocal best_order, best
             trial = best_order.copy()
-            trial[h] = found
+            trial[h] = self.found
             value = self.evaluate(whole, [trial])[0]
             if value < best:
                 best_order, best = trial, value
+
+        h, self.found = 0, best_order[0]
+        try:
             progress(self.spent, best)
-            if stopped:
-                interrupted = True
-                break
+            for h in range(mask.H):
+                heads = range(h, min(h + 2, mask.H))
+                window = (
+                    whole if len(heads) == mask.H else _Window(self, mask.select_heads(heads), h)
+                )
+                self.found = best_order[h]
+                # Each head has an equal share of what is left; one is for the check.
+                until = self.spent + (evaluations - self.spent) // (mask.H - h) - 1
+                self.anneal(window, best_order, h, orders, until, progress)
+                keep(h)
+        except KeyboardInterrupt:
+            interrupted = True
+            keep(h)
         name = f"{starts[first].name} (improved, {self.spent} evaluations, seed {self.seed})"
         schedule = Schedule(best_order, mask.indptr, whole.lists(best_order), mask.shape, name)
         return Improved(
@@ -218,38 +229,33 @@ class _Search:
         pool: Sequence[Int32Array],
         until: int,
         progress: Callable[[int, float], None],
-    ) -> tuple[Int32Array, bool]:
-        """The best order found for head `h`, and whether Ctrl-C ended the search."""
+    ) -> None:
+        """Search head `h`; `found` is the best order so far."""
         rng = np.random.default_rng([self.seed, h, 0x5EA2C4])
         moves = Moves(self.mask.head(h).row_nnz, self.setup.wave, [order[h] for order in pool])
         others = launch[h + 1 : h + window.mask.H]
-        current = best = launch[h]
+        current = launch[h]
         begun = self.spent
         heat = math.inf
-        now = best_value = math.inf
-        try:
-            now = best_value = self.evaluate(window, [np.stack([current, *others])])[0]
-            while (count := min(BATCH, until - self.spent)) > 0:
-                proposals = [moves.propose(current, rng) for _ in range(count)]
-                values = self.evaluate(window, [np.stack([p, *others]) for p in proposals])
-                if math.isinf(heat):
-                    worse = [v - now for v in values if v > now]
-                    heat = float(np.median(worse)) if worse else 0.0
-                done = (self.spent - begun) / max(1, until - begun)
-                temperature = heat * _FIRST_HEAT * (_LAST_HEAT / _FIRST_HEAT) ** done
-                chosen = int(np.argmin(values))
-                worsening = values[chosen] - now
-                if worsening <= 0 or (
-                    temperature > 0 and rng.random() < math.exp(-worsening / temperature)
-                ):
-                    current, now = proposals[chosen], values[chosen]
-                    self.accepted += 1
-                if now < best_value:
-                    best, best_value = current, now
-                progress(self.spent, best_value)
-        except KeyboardInterrupt:
-            return best, True
-        return best, False
+        now = best = self.evaluate(window, [np.stack([current, *others])])[0]
+        while (count := min(BATCH, until - self.spent)) > 0:
+            proposals = [moves.propose(current, rng) for _ in range(count)]
+            values = self.evaluate(window, [np.stack([p, *others]) for p in proposals])
+            if math.isinf(heat):
+                worse = [v - now for v in values if v > now]
+                heat = float(np.median(worse)) if worse else 0.0
+            done = (self.spent - begun) / max(1, until - begun)
+            temperature = heat * _FIRST_HEAT * (_LAST_HEAT / _FIRST_HEAT) ** done
+            chosen = int(np.argmin(values))
+            worsening = values[chosen] - now
+            if worsening <= 0 or (
+                temperature > 0 and rng.random() < math.exp(-worsening / temperature)
+            ):
+                current, now = proposals[chosen], values[chosen]
+                self.accepted += 1
+            if now < best:
+                self.found, best = current, now
+            progress(self.spent, best)
 
 
 class _Window:
