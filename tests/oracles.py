@@ -288,3 +288,73 @@ def nnz_dealt(lengths, wave, span=0.08):
         for hand in range(hands):
             order += group[hand::hands]
     return order
+
+
+def wave_pack(sets, wave):
+    """Each wave: the longest row left, then the largest summed overlap with the wave so far."""
+
+    def overlap(a, b):
+        either = len(sets[a] | sets[b])
+        return (len(sets[a] & sets[b]) << 20) // either if either else 0
+
+    left = list(range(len(sets)))
+    order = []
+    while left:
+        own = [min(left, key=lambda row: (-len(sets[row]), row))]
+        left.remove(own[0])
+        while left and len(own) < wave:
+            best = min(left, key=lambda row: (-sum(overlap(row, other) for other in own), row))
+            own.append(best)
+            left.remove(best)
+        order += own
+    return order
+
+
+def graph_bisect(sets, wave, rounds):
+    """Recursive bisection from NNZ descending; the waves of the result in natural order."""
+    order = sorted(range(len(sets)), key=lambda row: (-len(sets[row]), row))
+    return _bisected(order, sets, wave, rounds)
+
+
+def _bisected(rows, sets, wave, rounds):
+    waves = -(-len(rows) // wave)
+    if waves <= 1:
+        return sorted(rows)
+    cut = waves // 2 * wave
+    halves = [list(rows[:cut]), list(rows[cut:])]
+
+    def bits(kept, half):
+        return kept * math.log2(len(half) / (kept + 1)) if kept else 0.0
+
+    for _ in range(rounds):
+        counts = [
+            {block: sum(block in sets[row] for row in half) for block in set().union(*sets)}
+            for half in halves
+        ]
+        gains = []
+        for side in (0, 1):
+            own, other = counts[side], counts[1 - side]
+            gain = {}
+            for row in halves[side]:
+                total = 0.0
+                for block in sorted(sets[row]):
+                    a, b = own[block], other[block]
+                    total += bits(a, halves[side]) + bits(b, halves[1 - side])
+                    total -= bits(a - 1, halves[side]) + bits(b + 1, halves[1 - side])
+                gain[row] = round(total * 2**20)
+            gains.append(gain)
+        ranked = [
+            sorted(range(len(half)), key=lambda i, g=gain, half=half: -g[half[i]])
+            for half, gain in zip(halves, gains, strict=True)
+        ]
+        moved = False
+        pairs = list(zip(*ranked, strict=False))
+        before = [list(half) for half in halves]
+        for i, j in pairs:
+            if gains[0][before[0][i]] + gains[1][before[1][j]] <= 0:
+                break
+            halves[0][i], halves[1][j] = before[1][j], before[0][i]
+            moved = True
+        if not moved:
+            break
+    return [row for half in halves for row in _bisected(half, sets, wave, rounds)]

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
-from wavealign.order import build_schedule, parse_policy, registry, spectra
+from wavealign.order import blas, build_schedule, parse_policy, registry
 from wavealign.order.context import OrderContext
 from wavealign.order.policies import DEFAULT_POLICIES, policy_names
 from wavealign.order.rows import nnz_inside_waves
@@ -50,11 +50,11 @@ def test_blas_has_one_thread_whichever_thread_leaves_last():
     before = threads()
     with ThreadPoolExecutor(2) as first, ThreadPoolExecutor(2) as second:
         for one, other in ((first, second), (second, first)) * 3:
-            one.submit(spectra._single_threaded_blas.__enter__).result()
-            other.submit(spectra._single_threaded_blas.__enter__).result()
-            one.submit(spectra._single_threaded_blas.__exit__).result()
+            one.submit(blas.single_threaded_blas.__enter__).result()
+            other.submit(blas.single_threaded_blas.__enter__).result()
+            one.submit(blas.single_threaded_blas.__exit__).result()
             assert threads() == {1}
-            other.submit(spectra._single_threaded_blas.__exit__).result()
+            other.submit(blas.single_threaded_blas.__exit__).result()
             assert threads() == before
 
 

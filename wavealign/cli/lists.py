@@ -13,17 +13,23 @@ from wavealign.cli.options import json_option
 @click.command()
 @json_option
 def policies(as_json: bool) -> None:
-    """Row orders, visit orders and aliases, with formula, cost and source."""
+    """Row orders, visit orders and aliases, with formula, parameters, cost and source."""
     from wavealign.order.policies import registry
 
     if as_json:
         for entry in registry():
             click.echo(json.dumps(dataclasses.asdict(entry), ensure_ascii=False))
         return
-    from wavealign.report.tables import policies_table, print_table
+    from wavealign.report.tables import policies_table, policy_parameters_table, print_table
 
     click.echo("A policy is ROWS[/VISITS], e.g. svd+nnz or nnz/shuffled+sawtooth.\n")
     print_table(policies_table(registry()))
+    click.echo(
+        "\nParameters stand in parentheses behind ROWS or VISITS (quote them in a shell): "
+        "'svd+nnz(rank=4,wave=132)', 'nnz-dealt(span=0.06)/shuffled+phased(seed=3)'. Those of an "
+        "alias go to its parts.\n"
+    )
+    print_table(policy_parameters_table(registry()))
 
 
 @click.command()

@@ -1,12 +1,13 @@
-"""`wavealign order`: write the schedule that a policy makes."""
+"""`wavealign order`: write the schedule that a policy makes, or a search finds."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign.cli.failure import Failure
 from wavealign.cli.options import (
     cores,
     device_options,
@@ -14,48 +15,122 @@ from wavealign.cli.options import (
     load_heads,
     make_setup,
     mask_options,
+    model_options,
     seed_option,
 )
+
+if TYPE_CHECKING:
+    from wavealign.sim.local_search import Improved
 
 
 @click.command()
 @mask_options
 @device_options
-@click.option("--policy", required=True, metavar="P", help="ROWS[/VISITS].")
+@model_options
+@click.option(
+    "--policy",
+    required=True,
+    metavar="P",
+    help="ROWS[(...)][/VISITS[(...)]]; see `wavealign policies`.",
+)
+@click.option(
+    "--improve", type=click.IntRange(1), metavar="EVALUATIONS",
+    help="Search better row orders for the policy's visit order: this many simulations.",
+)  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(["time", "reads"]),
+    help="What --improve makes smaller: simulated time (default), or bytes read from HBM.",
+)  # fmt: skip
 @seed_option
 @click.option("--out", required=True, metavar="FILE", help="The schedule file to write.")
 @click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
 @json_option
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def order(
     mask_path: str,
     heads: str | None,
     block: str | None,
     key: str | None,
     policy: str,
+    improve: int | None,
+    objective: str | None,
     seed: int,
     out: str,
     jobs: int | None,
     as_json: bool,
+    quiet: bool,
     **device_options: Any,
 ) -> None:
-    """Write the schedule that a policy makes of a mask."""
+    """Write the schedule that a policy makes of a mask.
+
+    With --improve, a local search with the simulator in the loop starts from the best of the
+    policy and the cheap row orders; it ends early, with the best so far, on Ctrl-C. --model
+    and --regime are the simulator's.
+    """
     from wavealign.npz import check_writable
     from wavealign.order import build_schedule, parse_policy
 
+    if objective is not None and improve is None:
+        raise click.UsageError("--objective needs --improve EVALUATIONS.")
     setup = make_setup(**device_options)
     recipe = parse_policy(policy)
     loaded, _ = load_heads(mask_path, heads, block, key)
     check_writable(out)
-    schedule = build_schedule(loaded.mask, recipe, setup.wave, seed, jobs or cores())
+    found: Improved | None = None
+    if improve is None:
+        schedule = build_schedule(loaded.mask, recipe, setup.wave, seed, jobs or cores())
+    else:
+        from wavealign.report.progress import Progress
+        from wavealign.sim import local_search
+
+        setup.capacity_blocks(loaded.mask)
+        aim = objective or "time"
+        with Progress(improve, "searching", quiet) as bar:
+            found = local_search.improve(
+                loaded.mask, recipe, setup, improve, objective=aim, seed=seed,
+                jobs=jobs or cores(),
+                progress=lambda done, best: bar.advance_to(done, _value(aim, best)),
+            )  # fmt: skip
+        schedule = found.schedule
     schedule.save(out)
     H, M, N = schedule.shape
     row = {
-        "schedule": out, "policy": policy, "mask": loaded.name, "mask_digest": loaded.mask.digest,
-        "shape": [H, M, N], "wave": setup.wave, "seed": seed,
+        "schedule": out, "policy": schedule.policy, "mask": loaded.name,
+        "mask_digest": loaded.mask.digest, "shape": [H, M, N], "wave": setup.wave, "seed": seed,
     }  # fmt: skip
+    if found is not None:
+        row["search"] = {
+            "start_policy": found.start_policy, "objective": found.objective,
+            "device": setup.device.name, "kernel": setup.kernel.name, "model": setup.model,
+            "regime": setup.regime, "start": found.start, "best": found.best,
+            "evaluations": found.evaluations, "accepted": found.accepted,
+            "interrupted": found.interrupted,
+        }  # fmt: skip
     if as_json:
         click.echo(json.dumps(row))
     else:
         click.echo(
-            f"{out}: {policy} for {H} heads of {M} x {N} blocks, {setup.wave} rows in flight"
+            f"{out}: {schedule.policy} for {H} heads of {M} x {N} blocks, {setup.wave} rows in "
+            "flight"
         )
+        if found is not None:
+            start, best = (_value(found.objective, v) for v in (found.start, found.best))
+            click.echo(
+                f"{found.start_policy}: {start}; improved: {best} "
+                f"({_change(found.start, found.best)}), simulated on {setup.device.name}, "
+                f"{setup.model} model"
+            )
+    if found is not None and found.interrupted:
+        raise Failure(
+            f"interrupted after {found.evaluations} of {improve} evaluations; {out} holds the "
+            "best schedule so far.",
+            1,
+        )
+
+
+def _value(objective: str, value: float) -> str:
+    return f"{value:.3f} ms" if objective == "time" else f"{value / 1e9:.3f} GB"
+
+
+def _change(start: float, best: float) -> str:
+    return f"{100 * (best / start - 1):+.2f} %" if start else "no change"

@@ -57,6 +57,39 @@ def greedy_order(bits, nnz, window):
 
 
 @njit(nogil=True, cache=True)
+def pack_order(bits, nnz, wave):
+    """Fill waves of `wave` slots one by one with rows that overlap most.
+
+    bits uint64 (M, words), nnz int64 (M,) -> row order int32 (M,). A wave begins with the longest
+    row left; each further slot takes the row with the largest summed overlap with the wave so
+    far. Ties go to the lowest query block.
+    """
+    rows = len(nnz)
+    order = np.empty(rows, np.int32)
+    left = np.arange(rows)
+    score = np.zeros(rows, np.int64)
+    count = rows
+    for slot in range(rows):
+        begins = slot % wave == 0
+        best = 0
+        for k in range(1, count):
+            a, b = left[k], left[best]
+            gain = nnz[a] - nnz[b] if begins else score[a] - score[b]
+            if gain > 0 or (gain == 0 and a < b):
+                best = k
+        chosen = left[best]
+        order[slot] = chosen
+        count -= 1
+        left[best] = left[count]
+        if (slot + 1) % wave == 0:
+            continue  # what this wave holds no longer counts
+        for k in range(count):
+            row = left[k]
+            score[row] = (0 if begins else score[row]) + _similarity(bits, nnz, row, chosen)
+    return order
+
+
+@njit(nogil=True, cache=True)
 def sweep_lists(indptr, indices, sweep, lists):
     """Write each row's blocks to `lists` int32 (nnz,) in the order of `sweep` int32 (N,)."""
     kept = np.zeros(len(sweep), np.bool_)

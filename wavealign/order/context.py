@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -29,6 +29,14 @@ class OrderContext:
     wave: int
     seed: int = 0
     head: int = 0
+
+    def replaced(self, wave: int | None = None, seed: int | None = None) -> OrderContext:
+        """This context, with another wave or seed where one is given."""
+        return replace(
+            self,
+            wave=self.wave if wave is None else wave,
+            seed=self.seed if seed is None else seed,
+        )
 
     def rng(self, draw: Draw) -> np.random.Generator:
         """The head's random stream for one purpose."""

@@ -1,10 +1,10 @@
-"""The policy registry: names, what they mean, what they cost, and how they become schedules."""
+"""Policies: a string becomes a recipe, and a recipe makes a schedule of a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,180 +12,40 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array
 from wavealign.order import rows
 from wavealign.order.context import OrderContext
-from wavealign.order.schedule import Schedule
-from wavealign.order.visits import VisitOrder, fill_lists, phase_lists
-
-RowOrder = Callable[[HeadMask, OrderContext], Int32Array]
-
-PAPER = "WaveAlign: Cache-Aware Query-Row Scheduling for Sparse Attention in Long-Video Generation"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One documented name of the registry.
-
-    Attributes:
-        name: as written in a policy.
-        kind: ``"rows"``, ``"visits"`` or ``"alias"``.
-        formula: what it computes.
-        cost: per head, in M rows, N K/V blocks, Z kept blocks, W rows in flight.
-        source: where it comes from.
-        seeded: whether chance is involved.
-    """
-
-    name: str
-    kind: str
-    formula: str
-    cost: str
-    source: str
-    seeded: bool = False
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A parsed policy: a row order, whether waves are sorted by NNZ, and a visit order."""
-
-    name: str
-    rows: RowOrder
-    nnz_inside_waves: bool
-    visits: VisitOrder
-
-
-def _lazy(module_function: str) -> RowOrder:
-    """A row order whose module (scipy) is imported when it first runs."""
-
-    def order(head: HeadMask, context: OrderContext) -> Int32Array:
-        from wavealign.order import spectra
-
-        function: RowOrder = getattr(spectra, module_function)
-        return function(head, context)
-
-    return order
-
-
-_ROWS: dict[str, tuple[RowOrder, Entry]] = {
-    entry.name: (function, entry)
-    for function, entry in (
-        (
-            rows.original,
-            Entry("original", "rows", "query blocks as they come", "M", "what kernels do today"),
-        ),
-        (
-            rows.random,
-            Entry(
-                "random",
-                "rows",
-                "a random permutation per head",
-                "M",
-                "the floor to compare with",
-                True,
-            ),
-        ),
-        (
-            _lazy("svd"),
-            Entry(
-                "svd",
-                "rows",
-                "sort by σ1·u1 of the column-centred mask, from the end where NNZ is large",
-                "~40-200 passes over Z (ARPACK), M log M",
-                f"{PAPER}, section IV-C (stage 1)",
-            ),
-        ),
-        (
-            rows.nnz,
-            Entry(
-                "nnz",
-                "rows",
-                "NNZ descending over the whole head",
-                "M log M",
-                "longest-processing-time list scheduling (Graham 1969)",
-            ),
-        ),
-        (
-            rows.nnz_dealt,
-            Entry(
-                "nnz-dealt",
-                "rows",
-                "NNZ descending, rows dealt out so that every wave spans 8 % of NNZ",
-                "M log M",
-                "WaveAlign project, docs/policies.md",
-            ),
-        ),
-        (
-            _lazy("nnz_bucket_svd"),
-            Entry(
-                "nnz-bucket+svd",
-                "rows",
-                "NNZ descending, cut into buckets of 2 waves, svd order of its rows inside each",
-                "as svd, bucket by bucket",
-                "WaveAlign project, docs/policies.md",
-            ),
-        ),
-        (
-            _lazy("spectral"),
-            Entry(
-                "spectral",
-                "rows",
-                "sort by the Fiedler vector of the row-overlap graph, (D - BBᵀ)y = λDy",
-                "~40-200 passes over Z (ARPACK), M log M",
-                "Shi & Malik 2000; spectral seriation, Atkins et al. 1998",
-            ),
-        ),
-        (
-            rows.greedy,
-            Entry(
-                "greedy",
-                "rows",
-                "next row = largest summed Jaccard overlap with the W rows placed last",
-                "M²·N/64 word operations",
-                "Gorder (Wei et al. 2016) with the wave as its window",
-            ),
-        ),
-    )
-}
-
-_VISITS: dict[str, Entry] = {
-    entry.name: entry
-    for entry in (
-        Entry("ascending", "visits", "K/V blocks in index order", "none", "what kernels do today"),
-        Entry(
-            "shuffled",
-            "visits",
-            "one random permutation of the K/V blocks per head, shared by its rows",
-            "Z + M·N",
-            "WaveAlign project, docs/policies.md",
-            True,
-        ),
-        Entry(
-            "sawtooth",
-            "visits",
-            "rows in odd waves walk their list backwards",
-            "Z",
-            "sawtooth wavefront reordering, https://arxiv.org/abs/2601.16032",
-        ),
-        Entry(
-            "phased",
-            "visits",
-            "a row starts at the mean place of the rows in flight, and wraps around",
-            "M·W + Z",
-            "circular shared scans of databases; WaveAlign project, docs/policies.md",
-        ),
-    )
-}
-
-_SUFFIX = Entry(
-    "+nnz",
-    "rows",
-    "suffix of any row order: cut it into waves of W slots, NNZ descending inside each",
-    "M log W",
-    f"{PAPER}, section IV-D (stage 2)",
+from wavealign.order.parameters import (
+    Parameter,
+    Value,
+    Values,
+    bind,
+    format_arguments,
+    split_arguments,
 )
+from wavealign.order.registry import (
+    ALIASES,
+    PAPER,
+    ROWS,
+    SUFFIX,
+    VISITS,
+    Entry,
+    RowOrder,
+    row_parameters,
+    split_rows,
+    visit_parameters,
+)
+from wavealign.order.schedule import Schedule
+from wavealign.order.visits import VisitOrder, phase_lists, sweep_lists, turn_lists
 
-_ALIASES = {
-    "nnz-wave": ("original+nnz", "stage 2 of the paper alone"),
-    "lockstep": ("nnz/shuffled+phased", "rows in flight at the same place of one sweep"),
-    "resync": ("nnz-dealt/shuffled+phased", "lockstep that SMs of unequal speed can't undo"),
-}
+__all__ = [
+    "DEFAULT_POLICIES",
+    "PAPER",
+    "Entry",
+    "Policy",
+    "build_schedule",
+    "parse_policy",
+    "policy_names",
+    "registry",
+    "visiting_lists",
+]
 
 DEFAULT_POLICIES = (
     "original",
@@ -202,57 +62,132 @@ DEFAULT_POLICIES = (
 """What `wavealign sim` compares when no policy is named."""
 
 
+@dataclass(frozen=True)
+class Policy:
+    """A parsed policy.
+
+    Attributes:
+        name: as written, parameters sorted and only those that differ from their defaults.
+        base: the row order's name in the registry.
+        rows: the row order.
+        nnz_inside_waves: whether waves are sorted by NNZ.
+        visits: the visit order.
+        row_parameters: those of the row order and the suffix that differ from the defaults.
+        visit_parameters: those of the visit order.
+    """
+
+    name: str
+    base: str
+    rows: RowOrder
+    nnz_inside_waves: bool
+    visits: VisitOrder
+    row_parameters: Values = field(default_factory=dict)
+    visit_parameters: Values = field(default_factory=dict)
+
+    def row_order(self, head: HeadMask, context: OrderContext) -> Int32Array:
+        """The row order of one head: slot in launch order → query block, int32 ``(M,)``."""
+        given = self.row_parameters
+        context = context.replaced(_whole(given, "wave"), _whole(given, "seed"))
+        own = {name: value for name, value in given.items() if name not in ("wave", "seed")}
+        order = self.rows(head, context, **own)
+        if self.nnz_inside_waves:
+            order = rows.nnz_inside_waves(order, head, context.wave)
+        return order
+
+
 def registry() -> list[Entry]:
     """Every documented name: row orders, the suffix, visit orders, aliases."""
-    return [
-        *(entry for _, entry in _ROWS.values()),
-        _SUFFIX,
-        *_VISITS.values(),
-        *(
-            Entry(name, "alias", f"= {target}", "as there", why)
-            for name, (target, why) in _ALIASES.items()
-        ),
-    ]
+    aliases = []
+    for name, (target, why) in ALIASES.items():
+        policy = parse_policy(target)
+        own = row_parameters(policy.base, policy.nnz_inside_waves)
+        own += visit_parameters(_visit_names(target.partition("/")[2] or "ascending"))
+        aliases.append(
+            Entry(
+                name,
+                "alias",
+                f"= {target}",
+                "as there",
+                why,
+                ROWS[policy.base][1].seeded or policy.visits.shuffled,
+                tuple(dict.fromkeys(own)),
+            )
+        )
+    return [*(entry for _, entry in ROWS.values()), SUFFIX, *VISITS.values(), *aliases]
 
 
 def policy_names() -> list[str]:
     """Names that stand alone: row orders, their usual ``+nnz`` forms, aliases."""
-    return [*_ROWS, "svd+nnz", "spectral+nnz", "greedy+nnz", *_ALIASES]
+    return [*ROWS, "svd+nnz", "spectral+nnz", "greedy+nnz", *ALIASES]
 
 
 def parse_policy(text: str) -> Policy:
-    """A policy from ``ROWS[/VISITS]``, e.g. ``"svd+nnz"`` or ``"nnz/shuffled+sawtooth"``.
+    """A policy from ``ROWS[(name=value,...)][/VISITS[(name=value,...)]]``.
+
+    E.g. ``"svd+nnz"``, ``"nnz/shuffled+sawtooth"``, ``"svd+nnz(rank=4,wave=132)"``,
+    ``"nnz-dealt(span=0.06)/shuffled+phased(seed=3)"``. Parameters of an alias go to those of its
+    parts that have them.
 
     Raises:
-        InputError: unknown names (with the nearest match), or visit orders that exclude each
-            other.
+        InputError: unknown names (with the nearest match), visit orders that exclude each
+            other, or parameters that can't be used (see `wavealign.order.parameters`).
     """
-    name = text.strip()
-    row_text, slash, visit_text = name.partition("/")
-    expanded = _ALIASES.get(row_text, (row_text, ""))[0]
-    row_name, _, alias_visits = expanded.partition("/")
+    whole = text.strip()
+    row_text, slash, visit_text = whole.partition("/")
+    row_name, row_arguments = split_arguments(row_text, whole)
+    visit_name, visit_arguments = split_arguments(visit_text, whole)
+    expanded = ALIASES.get(row_name, (row_name, ""))[0]
+    own_name, _, alias_visits = expanded.partition("/")
     if alias_visits and slash:
         raise InputError(
-            f"policy '{name}': '{row_text}' already means '{expanded}'; write the row order out "
+            f"policy '{whole}': '{row_name}' already means '{expanded}'; write the row order out "
             "to combine it with other visits."
         )
-    sort_waves = row_name not in _ROWS and row_name.endswith("+nnz")
-    base = row_name.removesuffix("+nnz") if sort_waves else row_name
-    if base not in _ROWS:
-        raise unknown_name("policy", row_text, policy_names())
+    found = split_rows(own_name)
+    if found is None:
+        raise unknown_name("policy", row_name, policy_names())
+    base, sort_waves = found
+    names = _visit_names(visit_name if slash else alias_visits or "ascending", whole)
+    of_rows, of_visits = row_parameters(base, sort_waves), visit_parameters(names)
+    if alias_visits:
+        both = tuple(dict.fromkeys(of_rows + of_visits))
+        given = bind(row_arguments, both, row_name, whole)
+        row_values = _those(given, of_rows)
+        visit_values = _those(given, of_visits)
+        name = row_name + format_arguments(given)
+    else:
+        row_values = bind(row_arguments, of_rows, row_name, whole)
+        visit_values = bind(visit_arguments, of_visits, visit_name, whole)
+        name = row_name + format_arguments(row_values)
+        name += slash + visit_name + format_arguments(visit_values)
     return Policy(
         name,
-        _ROWS[base][0],
+        base,
+        ROWS[base][0],
         sort_waves,
-        _parse_visits(visit_text if slash else alias_visits or "ascending", name),
-    )
+        VisitOrder(
+            "shuffled" in names, "sawtooth" in names, "phased" in names,
+            seed=_whole(visit_values, "seed"), wave=_whole(visit_values, "wave"),
+        ),
+        row_values,
+        visit_values,
+    )  # fmt: skip
 
 
-def _parse_visits(text: str, policy: str) -> VisitOrder:
+def _those(values: Values, parameters: tuple[Parameter, ...]) -> dict[str, Value]:
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _whole(values: Values, name: str) -> int | None:
+    return int(values[name]) if name in values else None
+
+
+def _visit_names(text: str, policy: str = "") -> list[str]:
     parts = text.split("+")
     for part in parts:
-        if part not in _VISITS:
-            raise unknown_name(f"visit order in policy '{policy}':", part, _VISITS)
+        if part not in VISITS:
+            raise unknown_name(f"visit order in policy '{policy}':", part, VISITS)
     for a, b, why in (
         ("ascending", "shuffled", "a sweep has one order"),
         ("sawtooth", "phased", "a row that joins the sweep of the others can't walk against it"),
@@ -261,7 +196,7 @@ def _parse_visits(text: str, policy: str) -> VisitOrder:
             raise InputError(f"policy '{policy}': {a} and {b} exclude each other: {why}.")
     if len(set(parts)) != len(parts):
         raise InputError(f"policy '{policy}': a visit order is named twice.")
-    return VisitOrder("shuffled" in parts, "sawtooth" in parts, "phased" in parts)
+    return parts
 
 
 def build_schedule(
@@ -278,29 +213,68 @@ def build_schedule(
 
     Raises:
         InputError: an unknown policy, or `wave` < 1.
+        MissingCapabilityError: a row order that needs an extra which isn't installed.
     """
     recipe = policy if isinstance(policy, Policy) else parse_policy(policy)
     if wave < 1:
         raise InputError(f"wave is {wave}; expected at least one row in flight.")
-    visits = recipe.visits
     row_order = np.empty((mask.H, mask.M), dtype=np.int32)
-    # Ascending lists are the mask's own: no copy of what may be half a gigabyte.
-    own = visits.shuffled or visits.sawtooth or visits.phased
-    lists = np.empty_like(mask.indices) if own else mask.indices
 
     def one_head(h: int) -> None:
-        head = mask.head(h)
-        context = OrderContext(wave, seed, h)
-        order = recipe.rows(head, context)
-        if recipe.nnz_inside_waves:
-            order = rows.nnz_inside_waves(order, head, wave)
-        row_order[h] = order
-        if own:
-            first = mask.indptr[h * mask.M]
-            fill_lists(lists[first : first + len(head.indices)], head, order, visits, context)
+        row_order[h] = recipe.row_order(mask.head(h), OrderContext(wave, seed, h))
 
-    with ThreadPoolExecutor(max(1, min(jobs, mask.H))) as pool:
-        list(pool.map(one_head, range(mask.H)))
-    if visits.phased:
-        phase_lists(mask, row_order, lists, visits, wave, seed)
+    _each_head(one_head, mask.H, jobs)
+    lists = visiting_lists(mask, row_order, recipe.visits, wave, seed, jobs)
     return Schedule(row_order, mask.indptr, lists, mask.shape, recipe.name)
+
+
+def visiting_lists(
+    mask: BlockMask,
+    row_order: Int32Array,
+    visits: VisitOrder,
+    wave: int,
+    seed: int = 0,
+    jobs: int = 1,
+    *,
+    first_head: int = 0,
+    swept: Int32Array | None = None,
+) -> Int32Array:
+    """Every row's K/V blocks in visiting order, for rows that run in this order.
+
+    Args:
+        mask: the mask of one launch.
+        row_order: int32 ``(H, M)``, slot → query block.
+        visits: how rows walk their lists.
+        wave, seed, jobs: as for `build_schedule`.
+        first_head: position of the mask's first head in the launch that the seed is for.
+        swept: the same lists of any other row order of this mask, made with neither `sawtooth`
+            nor `phased`: saves making them again.
+
+    Returns:
+        int32 ``(nnz,)``, rows as in ``mask.indptr``; the mask's own array, or `swept`, where
+        nothing else moves.
+    """
+    if swept is None and not visits.shuffled:
+        swept = mask.indices
+    depends_on_rows = visits.sawtooth or visits.phased
+    if swept is not None and not depends_on_rows:
+        return swept  # no copy of what may be half a gigabyte
+    lists = np.empty_like(mask.indices) if swept is None else swept.copy()
+
+    def one_head(h: int) -> None:
+        head, first = mask.head(h), mask.indptr[h * mask.M]
+        part = lists[first : first + len(head.indices)]
+        context = OrderContext(wave, seed, first_head + h)
+        if swept is None:
+            sweep_lists(part, head, visits, context)
+        turn_lists(part, head, row_order[h], visits, context)
+
+    _each_head(one_head, mask.H, jobs)
+    if visits.phased:
+        phase_lists(mask, row_order, lists, visits, wave, seed, first_head)
+    return lists
+
+
+def _each_head(do: Callable[[int], None], heads: int, jobs: int) -> None:
+    with ThreadPoolExecutor(max(1, min(jobs, heads))) as pool:
+        list(pool.map(do, range(heads)))

@@ -1,4 +1,4 @@
-"""Row orders that need no factorisation: natural, random, by NNZ, greedy; and wave refinement.
+"""Row orders that need no factorisation (natural, random, NNZ, greedy), and wave refinement.
 
 Every row order is a function of one head and its context to an int32 ``(M,)`` permutation,
 slot in launch order → query block.
@@ -7,6 +7,7 @@ slot in launch order → query block.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wavealign.masks.block_mask import HeadMask, Int32Array
 from wavealign.order.context import Draw, OrderContext
@@ -31,10 +32,10 @@ def nnz(head: HeadMask, context: OrderContext) -> Int32Array:
     return np.argsort(-head.row_nnz, kind="stable").astype(np.int32)
 
 
-def nnz_dealt(head: HeadMask, context: OrderContext) -> Int32Array:
+def nnz_dealt(head: HeadMask, context: OrderContext, span: float = DEALT_SPAN_FRAC) -> Int32Array:
     """NNZ descending by groups of waves, rows of a group dealt to its waves in turn.
 
-    A group takes so many waves that its rows span a share of their NNZ (`DEALT_SPAN_FRAC`), and
+    A group takes so many waves that its rows span a share of their NNZ (`span`), and
     each of its waves spans about as much, longest row first. So an SM that has fallen behind takes
     a shorter row, and rows of equal length stay in step although SMs differ in speed
     (docs/policies.md).
@@ -44,9 +45,9 @@ def nnz_dealt(head: HeadMask, context: OrderContext) -> Int32Array:
     parts = []
     begin = 0
     while begin < head.M:
-        within = length[begin:] > (1 - DEALT_SPAN_FRAC) * length[begin]
-        span = head.M - begin if within.all() else int(np.argmin(within))
-        waves = max(1, -(-span // context.wave))
+        within = length[begin:] > (1 - span) * length[begin]
+        count = head.M - begin if within.all() else int(np.argmin(within))
+        waves = max(1, -(-count // context.wave))
         end = min(begin + waves * context.wave, head.M)
         group = order[begin:end]
         waves = -(-len(group) // context.wave)
@@ -59,12 +60,25 @@ def greedy(head: HeadMask, context: OrderContext) -> Int32Array:
     """Next row = largest summed Jaccard overlap with the W rows placed last."""
     from wavealign.order._kernels import greedy_order
 
+    order: Int32Array = greedy_order(_bits(head), head.row_nnz, context.wave)
+    return order
+
+
+def wave_pack(head: HeadMask, context: OrderContext) -> Int32Array:
+    """Wave after wave: the longest row left, then the largest summed overlap with this wave."""
+    from wavealign.order._kernels import pack_order
+
+    order: Int32Array = pack_order(_bits(head), head.row_nnz, context.wave)
+    return order
+
+
+def _bits(head: HeadMask) -> npt.NDArray[np.uint64]:
+    """The head's rows as bits, uint64 ``(M, ceil(N / 64))``."""
     packed = np.packbits(head.to_dense(), axis=-1)
     words = -(-packed.shape[1] // 8)
     padded = np.zeros((head.M, words * 8), dtype=np.uint8)
     padded[:, : packed.shape[1]] = packed
-    order: Int32Array = greedy_order(padded.view(np.uint64), head.row_nnz, context.wave)
-    return order
+    return padded.view(np.uint64)
 
 
 def nnz_inside_waves(order: Int32Array, head: HeadMask, wave: int) -> Int32Array:

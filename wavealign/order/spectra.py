@@ -6,8 +6,6 @@ vector; nothing of size M x M is ever formed.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,14 @@ import numpy.typing as npt
 import scipy.linalg
 import scipy.sparse
 from scipy.sparse.linalg import LinearOperator, svds
-from threadpoolctl import threadpool_limits
 
 from wavealign.masks.block_mask import HeadMask, Int32Array
 from wavealign.order import rows
+from wavealign.order.blas import single_threaded_blas
 from wavealign.order.context import Draw, OrderContext
 
 Float32Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating[Any]]
 
 BUCKET_WAVES = 2
 """Waves per NNZ bucket of `nnz-bucket+svd`: two did best or nearly so on content masks."""
@@ -29,27 +28,45 @@ BUCKET_WAVES = 2
 _SMALL = 8  # below this many rows or columns, LAPACK on the dense (thin) matrix
 _TOLERANCE = 1e-2  # of svds; gives the vector to cos > .99999 also without a spectral gap
 _DENSE_FROM = 0.2  # density from which a dense product beats a sparse one
+_CURVE_BITS = 48  # of a place on the Hilbert curve, over all axes
 _ROUNDING = 5  # digits of a coordinate that are signal in float32; equal rows stay equal
 
 
-def svd(head: HeadMask, context: OrderContext) -> Int32Array:
+def svd(head: HeadMask, context: OrderContext, rank: int = 1, sign: str = "long") -> Int32Array:
     """Sort by the leading scaled left singular vector of the column-centred mask.
 
     Stage 1 of the WaveAlign paper (section IV-C). The sign of a singular vector is arbitrary:
     it is turned so that it grows with NNZ, and the order runs from its large end.
+
+    Args:
+        head, context: as for any row order.
+        rank: coordinates; beyond 1, rows are sorted along the Hilbert curve through them.
+        sign: ``"short"`` runs from the other end, short rows first.
     """
-    coordinates = singular_coordinates(head, 1, context)
-    return _descending(coordinates[:, 0], head)
+    coordinates = singular_coordinates(head, rank, context)
+    if rank == 1:
+        return descending(coordinates[:, 0], head, sign == "short")
+    turned = np.stack([turned_to_long(c, head) for c in coordinates.T], axis=1)
+    # Rounding was by coordinate; the weights of the directions are the singular values.
+    place = hilbert_index(turned * np.abs(coordinates).max(axis=0))
+    order = np.argsort(place, kind="stable").astype(np.int32)
+    return long_rows_first(order, head, sign == "short")
 
 
-def nnz_bucket_svd(head: HeadMask, context: OrderContext) -> Int32Array:
-    """NNZ descending, cut into buckets of `BUCKET_WAVES` waves, `svd` order inside each."""
+def nnz_bucket_svd(
+    head: HeadMask,
+    context: OrderContext,
+    bucket: int = BUCKET_WAVES,
+    rank: int = 1,
+    sign: str = "long",
+) -> Int32Array:
+    """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each."""
     by_nnz = rows.nnz(head, context)
-    size = BUCKET_WAVES * context.wave
+    size = bucket * context.wave
     parts = []
     for first in range(0, head.M, size):
-        bucket = by_nnz[first : first + size]
-        parts.append(bucket[svd(head.take_rows(bucket), context)])
+        members = by_nnz[first : first + size]
+        parts.append(members[svd(head.take_rows(members), context, rank, sign)])
     return np.concatenate(parts)
 
 
@@ -70,7 +87,7 @@ def spectral(head: HeadMask, context: OrderContext) -> Int32Array:
     for label in labels[np.lexsort((labels, -mean_nnz))]:
         members = np.flatnonzero(component == label).astype(np.int32)
         part = head.take_rows(members) if len(labels) > 1 else head
-        parts.append(members[_descending(fiedler_vector(part, context), part)])
+        parts.append(members[descending(fiedler_vector(part, context), part)])
     order = np.concatenate(parts)
     return order[np.argsort(row_nnz[order] == 0, kind="stable")]
 
@@ -126,47 +143,16 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
     return np.asarray(scale * _leading_left(operator, 1, context)[:, 0], dtype=np.float32)
 
 
-class _SingleThreadedBlas:
-    """One BLAS thread while any thread of ours is inside.
-
-    Results must not depend on the number of cores, and heads already run in parallel. The
-    limit is the process's, so the first to enter sets it and the last to leave lifts it. Both
-    happen in one thread of its own: threadpoolctl silently ignores a thread other than the one
-    that set a limit last.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._setter = ThreadPoolExecutor(1, thread_name_prefix="blas-limit")
-        self._inside = 0
-        self._limits: threadpool_limits | None = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._limits = self._setter.submit(threadpool_limits, limits=1).result()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._limits is not None:
-                self._setter.submit(self._limits.restore_original_limits).result()
-
-
-_single_threaded_blas = _SingleThreadedBlas()
-
-
 def _leading_left(operator: LinearOperator, rank: int, context: OrderContext) -> Float32Array:
     start = context.rng(Draw.SOLVER).standard_normal(min(operator.shape)).astype(np.float32)
-    with _single_threaded_blas:
+    with single_threaded_blas:
         left, values, _ = svds(operator, k=rank, v0=start, tol=_TOLERANCE, solver="arpack")
     largest_first = np.argsort(-values, kind="stable")
     return np.asarray(left[:, largest_first] * values[largest_first], dtype=np.float32)
 
 
 def _small_left(dense: npt.NDArray[Any], rank: int) -> Float32Array:
-    with _single_threaded_blas:
+    with single_threaded_blas:
         left, values, _ = scipy.linalg.svd(dense, full_matrices=False)
     return np.asarray((left * values)[:, :rank], dtype=np.float32)
 
@@ -204,13 +190,62 @@ def _components(head: HeadMask) -> Int32Array:
     return np.asarray(labels[: head.M], dtype=np.int32)
 
 
-def _descending(coordinate: Float32Array, head: HeadMask) -> Int32Array:
-    """Rows from the end of the coordinate where the long rows are; ties keep natural order."""
+def turned_to_long(coordinate: Floats, head: HeadMask) -> Floats:
+    """A coordinate of arbitrary scale and sign, at most 1 and growing with NNZ.
+
+    Rounded, so that equal rows are equal; 0 where it is.
+    """
     largest = float(np.abs(coordinate).max(initial=0.0))
     if largest == 0.0:
-        return np.arange(head.M, dtype=np.int32)
+        return coordinate
     rounded = np.round(coordinate / largest, _ROUNDING)
     lean = float(rounded.astype(np.float64) @ (head.row_nnz - head.row_nnz.mean()))
     if lean == 0.0:  # no row is longer: turn the largest entry upwards
         lean = float(rounded[np.argmax(np.abs(rounded))])
-    return np.argsort(-rounded if lean > 0 else rounded, kind="stable").astype(np.int32)
+    return rounded if lean > 0 else -rounded
+
+
+def descending(coordinate: Floats, head: HeadMask, short_first: bool = False) -> Int32Array:
+    """Rows from the end of the coordinate where the long rows are; ties keep natural order."""
+    turned = turned_to_long(coordinate, head)
+    return np.argsort(turned if short_first else -turned, kind="stable").astype(np.int32)
+
+
+def long_rows_first(order: Int32Array, head: HeadMask, short_first: bool = False) -> Int32Array:
+    """The order, or its reverse where that has the long rows earlier."""
+    nnz = head.row_nnz[order]
+    lean = float((nnz - nnz.mean()) @ np.arange(len(order)))  # > 0: long rows late
+    return order[::-1] if (lean < 0 if short_first else lean > 0) else order
+
+
+def hilbert_index(points: Floats) -> npt.NDArray[np.uint64]:
+    """Place of each point ``(M, d)`` on the Hilbert curve through the cube around them.
+
+    Skilling 2004 (https://doi.org/10.1063/1.1751381), all points at once; the cube has
+    `_CURVE_BITS` bits over all d axes.
+    """
+    bits = _CURVE_BITS // points.shape[1]
+    low = points.min(axis=0)
+    width = float((points - low).max(initial=0.0)) or 1.0
+    cells = np.floor((points - low) / width * ((1 << bits) - 1) + 0.5).astype(np.uint64)
+    axes = list(cells.T)
+    one = np.uint64(1)
+    for bit in range(bits - 1, 0, -1):  # undo the reflections and exchanges of each level
+        inside = np.uint64((1 << bit) - 1)
+        for i, axis in enumerate(axes):
+            high = (axis >> np.uint64(bit)) & one == one
+            exchanged = np.where(high, np.uint64(0), (axes[0] ^ axis) & inside)
+            axes[0] = np.where(high, axes[0] ^ inside, axes[0] ^ exchanged)
+            if i > 0:
+                axes[i] = axis ^ exchanged
+    for i in range(1, len(axes)):  # Gray code
+        axes[i] = axes[i] ^ axes[i - 1]
+    flips = np.zeros(len(points), np.uint64)
+    for bit in range(bits - 1, 0, -1):
+        high = (axes[-1] >> np.uint64(bit)) & one == one
+        flips ^= np.where(high, np.uint64((1 << bit) - 1), np.uint64(0))
+    place = np.zeros(len(points), np.uint64)
+    for bit in range(bits - 1, -1, -1):
+        for axis in axes:
+            place = (place << one) | (((axis ^ flips) >> np.uint64(bit)) & one)
+    return place

@@ -24,37 +24,52 @@ class VisitOrder:
         shuffled: sweep the K/V blocks in one random permutation per head, not ascending.
         sawtooth: rows in odd waves (of slots) walk backwards.
         phased: a row starts where the rows in flight are in their sweep, and wraps around.
+        seed: of the random permutation; None for the launch's.
+        wave: rows in flight that `sawtooth` and `phased` reckon with; None for the launch's.
     """
 
     shuffled: bool = False
     sawtooth: bool = False
     phased: bool = False
+    seed: int | None = None
+    wave: int | None = None
 
 
 def sweep_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> Int32Array:
     """The sweep that all rows of a head share: position → K/V block, int32 ``(N,)``."""
     if visits.shuffled:
-        return context.rng(Draw.VISITS).permutation(head.N).astype(np.int32)
+        return (
+            context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
+        )
     return np.arange(head.N, dtype=np.int32)
 
 
-def fill_lists(
+def sweep_lists(
+    lists: Int32Array, head: HeadMask, visits: VisitOrder, context: OrderContext
+) -> None:
+    """Write one head's lists, int32 ``(nnz,)``, in the order of its sweep."""
+    from wavealign.order import _kernels
+
+    if visits.shuffled:
+        sweep = sweep_order(head, visits, context)
+        _kernels.sweep_lists(head.indptr, head.indices, sweep, lists)
+    else:
+        lists[:] = head.indices
+
+
+def turn_lists(
     lists: Int32Array,
     head: HeadMask,
     row_order: Int32Array,
     visits: VisitOrder,
     context: OrderContext,
 ) -> None:
-    """Write one head's visiting lists, int32 ``(nnz,)``, without the phases (see `phase_lists`)."""
-    from wavealign.order._kernels import reverse_rows, sweep_lists
+    """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so."""
+    from wavealign.order._kernels import reverse_rows
 
-    if visits.shuffled:
-        sweep_lists(head.indptr, head.indices, sweep_order(head, visits, context), lists)
-    else:
-        lists[:] = head.indices
     if visits.sawtooth:
-        odd_waves = np.flatnonzero(slot_of_row(row_order) // context.wave % 2)
-        reverse_rows(head.indptr, lists, odd_waves)
+        wave = context.replaced(wave=visits.wave).wave
+        reverse_rows(head.indptr, lists, np.flatnonzero(slot_of_row(row_order) // wave % 2))
 
 
 def phase_lists(
@@ -64,6 +79,7 @@ def phase_lists(
     visits: VisitOrder,
     wave: int,
     seed: int,
+    first_head: int = 0,
 ) -> None:
     """Rotate, in place, every row's list to start where the rows in flight are.
 
@@ -72,10 +88,10 @@ def phase_lists(
     """
     from wavealign.order._kernels import phase_rows
 
-    free = np.zeros(wave, dtype=np.int64)
+    free = np.zeros(wave if visits.wave is None else visits.wave, dtype=np.int64)
     for h in range(mask.H):
         head = mask.head(h)
-        sweep = sweep_order(head, visits, OrderContext(wave, seed, h))
+        sweep = sweep_order(head, visits, OrderContext(wave, seed, first_head + h))
         begin = mask.indptr[h * mask.M]
         phase_rows(
             row_order[h],

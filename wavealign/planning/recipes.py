@@ -36,9 +36,15 @@ class Recipe:
         """From a policy's name.
 
         Raises:
-            InputError: an unknown policy, or one that only the numpy code makes.
+            InputError: an unknown policy, or one that only the numpy code makes: another row
+                order, or parameters that aren't the defaults.
         """
         policy = parse_policy(name)
+        if policy.row_parameters or policy.visit_parameters:
+            raise InputError(
+                f"policy '{policy.name}': parameters aren't planned on a device, only their "
+                "defaults (wavealign.build_schedule makes the others)."
+            )
         text = policy.name.partition("/")[0]
         text = _NAMES.get(text, text)
         rows = text.removesuffix("+nnz") if policy.nnz_inside_waves else text

@@ -37,12 +37,16 @@ class Progress:
 
     def advance(self, detail: str) -> None:
         """One more piece is done."""
-        self._done += 1
+        self.advance_to(self._done + 1, f"{detail} done")
+
+    def advance_to(self, done: int, detail: str) -> None:
+        """So many pieces are done."""
+        self._done = done
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, description=f"{self._what} {detail}")
+            self._bar.update(self._task, completed=done, description=f"{self._what} {detail}")
         elif not self._quiet and time.monotonic() - self._said >= _EVERY_SECONDS:
             self._said = time.monotonic()
-            print(f"{self._what}: {self._done}/{self._total}, {detail} done", file=sys.stderr)
+            print(f"{self._what}: {self._done}/{self._total}, {detail}", file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

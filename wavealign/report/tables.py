@@ -11,7 +11,8 @@ from rich.table import Table
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.stats import MaskStats
 from wavealign.methods.registry import Method
-from wavealign.order.policies import Entry
+from wavealign.order.parameters import Parameter, format_value
+from wavealign.order.registry import Entry
 from wavealign.results import RunResult
 from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
@@ -134,10 +135,31 @@ def stats_table(
 def policies_table(entries: Iterable[Entry]) -> Table:
     """The policy registry."""
     table = table_frame()
-    for heading in ("kind", "name", "what it does", "cost per head", "source"):
+    for heading in ("kind", "name", "what it does", "parameters", "cost per head", "source"):
         table.add_column(heading, overflow="fold")
     for entry in entries:
-        table.add_row(entry.kind, entry.name, entry.formula, entry.cost, entry.source)
+        names = ", ".join(parameter.name for parameter in entry.parameters)
+        needs = f" (extra `{entry.extra}`)" if entry.extra else ""
+        table.add_row(
+            entry.kind, entry.name, entry.formula, names, entry.cost, entry.source + needs
+        )
+    return table
+
+
+def policy_parameters_table(entries: Iterable[Entry]) -> Table:
+    """Parameters of the registry's row orders and visit orders, equal ones in one row."""
+    owners: dict[Parameter, list[str]] = {}
+    for entry in entries:
+        for parameter in entry.parameters if entry.kind != "alias" else ():
+            owners.setdefault(parameter, []).append(entry.name)
+    table = table_frame()
+    for heading in ("parameter", "default", "allowed", "what it is", "of"):
+        table.add_column(heading, overflow="fold")
+    for parameter, names in owners.items():
+        default = "-" if parameter.default is None else format_value(parameter.default)
+        table.add_row(
+            parameter.name, default, parameter.range_text, parameter.doc, ", ".join(names)
+        )
     return table
 
 

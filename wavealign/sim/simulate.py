@@ -92,10 +92,7 @@ def run_schedule(
         traffic = launch_traffic(mask, schedule, setup)
         belady_bytes = replay.result() if replay is not None else None
     device = setup.device
-    timing = clock_and_energy(
-        device.power, device.clock_max_ghz, traffic.work(mask, setup), setup.regime
-    )
-    hbm_ms = traffic.hbm_read_bytes / (device.hbm_bytes_per_s * device.hbm_usable_frac) * 1e3
+    timing, hbm_ms = launch_times(mask, traffic, setup)
     time_ms = max(timing.time_ms, hbm_ms)
     limits = bounds(mask, schedule, setup, traffic, time_ms)
     requested, read = traffic.requested_bytes, traffic.hbm_read_bytes
@@ -132,6 +129,19 @@ def run_schedule(
         bound=_binding(traffic, timing, hbm_ms),
         version=__version__,
     )
+
+
+def launch_times(mask: BlockMask, traffic: Traffic, setup: Setup) -> tuple[Timing, float]:
+    """Clock, energy and time of a launch's cycles, and the ms that HBM needs for its bytes.
+
+    A launch lasts the longer of the two times.
+    """
+    device = setup.device
+    timing = clock_and_energy(
+        device.power, device.clock_max_ghz, traffic.work(mask, setup), setup.regime
+    )
+    hbm_ms = traffic.hbm_read_bytes / (device.hbm_bytes_per_s * device.hbm_usable_frac) * 1e3
+    return timing, hbm_ms
 
 
 def _belady(mask: BlockMask, schedule: Schedule, setup: Setup) -> int:
