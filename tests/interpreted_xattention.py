@@ -1,4 +1,4 @@
-"""Run by test_xattention_kernels in a process of its own: Triton's interpreter must be chosen early.
+"""Run by test_xattention_kernels, in a process of its own: the interpreter is chosen early.
 
 Launches the Triton kernels of XAttention and of top-p on CPU tensors and compares with torch and
 with the definitions (tests/method_oracles.py).

@@ -168,7 +168,7 @@ def explain(transformer: torch.nn.Module) -> str:
 
 
 def named_method(name: str, params: Any = None) -> MaskFunction:
-    """A method of `wavealign.methods`, head by head, as a function of Q and K.
+    """A method of `wavealign.methods` as a function of Q and K.
 
     Raises:
         InputError: an unknown method.
@@ -178,18 +178,7 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     methods.find_method(name)
 
     def mask_function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        group = q.shape[2] // k.shape[2]
-        return torch.stack(
-            [
-                torch.stack(
-                    [
-                        methods.head_mask(name, q[b, :, h], k[b, :, h // group], params)
-                        for h in range(q.shape[2])
-                    ]
-                )
-                for b in range(q.shape[0])
-            ]
-        )
+        return methods.head_masks(name, q, k, params)
 
     return mask_function
 

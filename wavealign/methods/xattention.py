@@ -40,7 +40,7 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, site: Site) -> Tensor:
         site: not used.
     """
     if fused(q, k, params):
-        return xattention_heads(q[None, None], k[None, None], params)[0, 0]
+        return _fused_heads(q[None, None], k[None, None], params)[0, 0]
     L = len(q)
     blocks = math.ceil(L / params.block)
     scores = _torch_scores(q, k, params)
@@ -55,16 +55,32 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, site: Site) -> Tensor:
 
 
 def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """The block masks of all heads of a batch, bool ``(B, H, M, N)``, without waiting for the GPU.
+    """The block masks of all heads of a batch, bool ``(B, H, M, N)``.
 
-    Memory beside the masks: `SCRATCH_BYTES` of `_xattention_kernels` (or one row tile's partial
-    sums, ``512·(N + 255)`` bytes and its scores, where that is more).
+    Where `fused` allows, all heads at once and without waiting for the GPU. Memory beside the
+    masks is then `SCRATCH_BYTES` of `_xattention_kernels`, whatever the length and the heads: row
+    tiles are worked through in chunks, and one of 128 cell rows takes about 576·N bytes.
 
     Args:
-        q: queries ``(B, H, L, D)``, any strides but the last's; see `fused`.
+        q: queries ``(B, H, L, D)``, any strides.
         k: keys ``(B, H', L, D)``, H' a divisor of H.
         params: see `XAttention`.
     """
+    if fused(q, k, params):
+        return _fused_heads(q, k, params)
+    group = q.shape[1] // k.shape[1]
+    site = Site(0, q.shape[2])
+    return torch.stack(
+        [
+            torch.stack(
+                [xattention(one, keys[h // group], params, site) for h, one in enumerate(queries)]
+            )
+            for queries, keys in zip(q, k, strict=True)
+        ]
+    )
+
+
+def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     from wavealign.methods._select_kernels import launch_top_p
 
     launch, shape = _launch(q, k, params)
