@@ -236,7 +236,7 @@ def explain(transformer: torch.nn.Module) -> str:
 
 
 def named_method(name: str, params: Any = None) -> MaskFunction:
-    """A method of `wavealign.methods`, head by head, as a function of Q, K and text tokens.
+    """A method of `wavealign.methods` as a function of Q, K and text tokens.
 
     Raises:
         InputError: an unknown method.
@@ -247,19 +247,8 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     methods.find_method(name)
 
     def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
-        group = q.shape[2] // k.shape[2]
-        sites = [Site(h, q.shape[1], text_tokens=text_tokens) for h in range(q.shape[2])]
-        return torch.stack(
-            [
-                torch.stack(
-                    [
-                        methods.head_mask(name, q[b, :, h], k[b, :, h // group], params, sites[h])
-                        for h in range(q.shape[2])
-                    ]
-                )
-                for b in range(q.shape[0])
-            ]
-        )
+        site = Site(0, q.shape[1], text_tokens=text_tokens)
+        return methods.head_masks(name, q, k, params, site)
 
     return mask_function
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from wavealign.methods.registry import METHODS, Method, find_method
 
 if TYPE_CHECKING:
-    from wavealign.methods.make import head_mask, make_mask
+    from wavealign.methods.make import head_mask, head_masks, make_mask
     from wavealign.methods.sources import FileSource, QKSource, TensorSource
 
 _HOMES = {
@@ -16,6 +16,7 @@ _HOMES = {
     "QKSource": "wavealign.methods.sources",
     "TensorSource": "wavealign.methods.sources",
     "head_mask": "wavealign.methods.make",
+    "head_masks": "wavealign.methods.make",
     "make_mask": "wavealign.methods.make",
 }
 
@@ -27,6 +28,7 @@ __all__ = [
     "TensorSource",
     "find_method",
     "head_mask",
+    "head_masks",
     "make_mask",
 ]
 

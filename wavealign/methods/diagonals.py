@@ -45,15 +45,16 @@ def columns_and_diagonals(
     by_diagonal = torch.zeros(2 * L - 1, device=q.device)
     keys = k.float().T
     index = torch.arange(L, device=q.device)
-    for part in torch.split(positions.to(q.device), 64):
-        logits = q[part].float() @ keys / math.sqrt(D)
+    for part in torch.split(positions, 64):  # read here, so on the CPU: a GPU isn't waited for
+        there = part.to(q.device)
+        logits = q[there].float() @ keys / math.sqrt(D)
         if causal:
-            logits.masked_fill_(index[None, :] > part[:, None], -math.inf)
+            logits.masked_fill_(index[None, :] > there[:, None], -math.inf)
         mass = logits.softmax(dim=-1)
         by_key += mass.sum(0)
-        for position, row in zip(part.tolist(), mass, strict=True):
-            # Keys 0 to L - 1 lie on the diagonals from `position` down to `position - (L - 1)`.
-            by_diagonal[position : position + L] += row.flip(0)
+        # Keys 0 to L - 1 lie on the diagonals from `position` down to `position - (L - 1)`.
+        for position, row in zip(part.tolist(), mass.flip(1), strict=True):
+            by_diagonal[position : position + L] += row
     return by_key, by_diagonal
 
 

@@ -1,4 +1,4 @@
-"""From Q and K to a block mask: check, put in token order, run the method head by head."""
+"""From Q and K to a block mask: check, put in token order, run the method, by heads or by head."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from wavealign.video.grid import TokenGrid
 from wavealign.video.orders import token_order
 
 BoolArray = npt.NDArray[np.bool_]
+
+_BATCH_BYTES = 2**31  # of Q and K that go to the GPU at once, for a method that takes many heads
 
 
 def make_mask(
@@ -50,7 +52,8 @@ def make_mask(
         order: token order, see `wavealign.video.ORDERS`; Q and K are put into it first.
         text_tokens: tokens of text behind the video, which keep their places.
         seed: of every random choice.
-        device: "cpu" or "cuda"; heads are sent there one at a time.
+        device: "cpu" or "cuda"; heads are sent there one at a time, or, by a method that takes
+            many at once on a GPU, up to 2 GiB of Q and K.
         on_head: called after every head.
 
     Raises:
@@ -70,13 +73,15 @@ def make_mask(
         )
     if heads is None:
         heads = range(source.heads) if source is not None else range(1)
-    masks = []
-    for head in heads:
-        masks.append(
-            _one_head(chosen, source, settings, dataclasses.replace(site, head=head), device)
-        )
+    masks: list[BoolArray] = []
+    at_once = _heads_at_once(chosen, source, device)
+    for first in range(0, len(heads), at_once):
+        some = heads[first : first + at_once]
+        sites = [dataclasses.replace(site, head=head) for head in some]
+        masks += _some_heads(chosen, source, settings, sites, device)
         if on_head is not None:
-            on_head(head)
+            for head in some:
+                on_head(head)
     meta: dict[str, Any] = {
         "method": method,
         "parameters": dataclasses.asdict(settings),
@@ -111,9 +116,64 @@ def head_mask(
     if not chosen.needs_qk:
         raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
     where = site if site is not None else Site(0, len(q))
-    keep = _function(chosen)(q, k, params or chosen.params(), where)
+    keep = _function(chosen.function)(q, k, params or chosen.params(), where)
     assert isinstance(keep, Tensor)
     return keep
+
+
+def head_masks(
+    method: str, q: Tensor, k: Tensor, params: Params | None = None, site: Site | None = None
+) -> Tensor:
+    """The masks of many heads from tensors in token order, on their device.
+
+    A method with a batched form (xattention) does all heads at once on a GPU, without waiting for
+    it; the others go head by head. Views aren't copied.
+
+    Args:
+        method: a method that looks at Q and K.
+        q: float ``(H, L, D)`` or ``(B, L, H, D)``.
+        k: the same, with as many heads or a divisor of them (grouped queries).
+        params: default where None.
+        site: where the tokens lie, the same for all heads; by default no grid and no text.
+
+    Returns:
+        bool ``(H, M, N)`` or ``(B, H, M, N)``.
+
+    Raises:
+        InputError: other shapes, or a method that doesn't look at Q and K.
+    """
+    chosen = find_method(method)
+    if not chosen.needs_qk:
+        raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
+    queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
+    heads, key_heads = queries.shape[1], keys.shape[1]
+    alike = queries.ndim == 4 and q.ndim == k.ndim and len(queries) == len(keys)
+    if not alike or queries.shape[2:] != keys.shape[2:] or heads % key_heads:
+        raise InputError(
+            f"q has shape {list(q.shape)} and k {list(k.shape)}; expected [H, L, D] or "
+            "[B, L, H, D] each, the heads of k a divisor of those of q, and all else the same."
+        )
+    settings = params or chosen.params()
+    if chosen.batched is not None:
+        keep = _function(chosen.batched)(queries, keys, settings)
+    else:
+        where = site if site is not None else Site(0, queries.shape[2])
+        one = _function(chosen.function)
+        keep = torch.stack(
+            [
+                one(
+                    queries[b, h],
+                    keys[b, h * key_heads // heads],
+                    settings,
+                    dataclasses.replace(where, head=h),
+                )
+                for b in range(len(queries))
+                for h in range(heads)
+            ]
+        )
+        keep = keep.view(len(queries), heads, *keep.shape[1:])
+    assert isinstance(keep, Tensor)
+    return keep[0] if q.ndim == 3 else keep
 
 
 def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -141,21 +201,38 @@ def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tup
     return pair[0], pair[1]
 
 
-def _one_head(
-    method: Method, source: QKSource | None, params: Params, site: Site, device: str
-) -> BoolArray:
+def _heads_at_once(method: Method, source: QKSource | None, device: str) -> int:
+    """How many heads go to the device together; one where that wins nothing."""
+    if source is None or method.batched is None or torch.device(device).type != "cuda":
+        return 1
+    return max(1, _BATCH_BYTES // (2 * source.tokens * source.head_dim * 4))
+
+
+def _some_heads(
+    method: Method,
+    source: QKSource | None,
+    params: Params,
+    sites: Sequence[Site],
+    device: str,
+) -> list[BoolArray]:
+    """Masks of heads, bool ``(M, N)`` each; of several only by a method that takes them."""
+    function = _function(method.function)
     if not method.needs_qk:
-        keep = _function(method)(params, site)
-        return np.asarray(keep, dtype=np.bool_)
+        return [np.asarray(function(params, site), dtype=np.bool_) for site in sites]
     assert source is not None
     with torch.inference_mode():
-        q, k = ordered(source, site.head, site, device)
-        found = _function(method)(q, k, params, site)
-        return np.asarray(found.cpu().numpy(), dtype=np.bool_)
+        pairs = [ordered(source, site.head, site, device) for site in sites]
+        if method.batched is None or len(pairs) == 1:
+            found = [function(*pair, params, site) for pair, site in zip(pairs, sites, strict=True)]
+        else:
+            q, k = (torch.stack(x)[None] for x in zip(*pairs, strict=True))
+            found = list(_function(method.batched)(q, k, params)[0])
+        return [np.asarray(keep.cpu().numpy(), dtype=np.bool_) for keep in found]
 
 
-def _function(method: Method) -> Callable[..., Any]:
-    module, _, name = method.function.partition(":")
+def _function(where: str) -> Callable[..., Any]:
+    """A function of ``module:function`` below this package."""
+    module, _, name = where.partition(":")
     found: Callable[..., Any] = getattr(
         importlib.import_module(f"wavealign.methods.{module}"), name
     )

@@ -55,24 +55,25 @@ def _vertical_slash(q: Tensor, k: Tensor, params: MInference) -> Tensor:
     offsets = torch.arange(-(L - 1), L, device=q.device)
     nearest = offsets.abs() < params.band
     if params.causal:
-        by_diagonal[offsets < 0] = -math.inf
+        by_diagonal.masked_fill_(offsets < 0, -math.inf)
         nearest &= offsets >= 0
-    by_diagonal[nearest] = math.inf
+    by_diagonal.masked_fill_(nearest, math.inf)
     verticals = min(L, max(params.verticals, params.sink))
     slashes = min(len(offsets), max(params.slashes, 50))
     columns = by_key.sort(descending=True, stable=True).indices[:verticals]
     ranked = by_diagonal.sort(descending=True, stable=True)
-    chosen = ranked.indices[:slashes][ranked.values[:slashes] > -math.inf]
+    chosen, real = ranked.indices[:slashes], ranked.values[:slashes] > -math.inf
     kept_columns = torch.zeros(blocks, dtype=torch.bool, device=q.device)
     kept_columns[columns // block] = True
     # Queries m·B .. m·B+B-1 read the keys m·B-o .. m·B-o+B-1: one block, or two neighbours.
     first = torch.div(-offsets[chosen], block, rounding_mode="floor")
     last = torch.div(block - 1 - offsets[chosen], block, rounding_mode="floor")
-    diagonals = torch.zeros(2 * blocks - 1, dtype=torch.bool, device=q.device)
+    # One place more takes what is none: leaving it out by a bool index would wait for a GPU.
+    diagonals = torch.zeros(2 * blocks, dtype=torch.bool, device=q.device)
     for ahead in (first, last):  # K/V block - query block
-        inside = ahead[(ahead > -blocks) & (ahead < blocks)]
-        diagonals[blocks - 1 - inside] = True
-    return kept_columns[None, :] | from_block_diagonals(diagonals, blocks, blocks)
+        inside = real & (ahead > -blocks) & (ahead < blocks)
+        diagonals[torch.where(inside, blocks - 1 - ahead, 2 * blocks - 1)] = True
+    return kept_columns[None, :] | from_block_diagonals(diagonals[:-1], blocks, blocks)
 
 
 def _a_shape(tokens: int, params: MInference, device: torch.device) -> Tensor:

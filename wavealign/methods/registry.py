@@ -22,6 +22,7 @@ class Method:
         cost: per head, in L tokens, D elements, B tokens a block, S its stride.
         row_nnz: "constant" or "varying" K/V blocks per row.
         source: where it comes from.
+        batched: ``module:function`` for all heads of a batch at once, where there is one.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Method:
     cost: str
     row_nnz: str
     source: str
+    batched: str | None = None
 
 
 METHODS = {
@@ -41,7 +43,7 @@ METHODS = {
             "xattention", params.XAttention, "xattention:xattention", True,
             "top-p of antidiagonal sums of S x S cells, softmax over cells",
             "2·L²·D/S flops, L²/S² exponentials", "varying",
-            "XAttention, arXiv 2503.16428; mit-han-lab/x-attention",
+            "XAttention, arXiv 2503.16428; mit-han-lab/x-attention", "xattention:xattention_heads",
         ),
         Method(
             "spargeattn", params.SpargeAttn, "spargeattn:spargeattn", True,

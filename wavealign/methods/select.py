@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,16 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
             but keeps at least one.
 
     Returns:
-        bool ``(..., N)``. Sums are taken in float64; ties go to the lower index.
+        bool ``(..., N)``. Sums are taken in float64; ties go to the lower index. On a GPU a
+        kernel without a sort does float32 rows; its sums come in another order.
     """
+    if _fused(scores):
+        from wavealign.methods._select_kernels import launch_top_p
+
+        rows = scores.reshape(-1, scores.shape[-1])
+        kept = torch.empty(1, *rows.shape, dtype=torch.bool, device=rows.device)
+        launch_top_p(rows, kept, share, convention)
+        return kept.view(scores.shape)
     values, ranks = scores.sort(dim=-1, descending=True, stable=True)
     sums = values.double().cumsum(-1)
     wanted = share * sums[..., -1:]
@@ -29,6 +39,16 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
         keep = sums <= wanted
         keep[..., 0] = True
     return torch.zeros_like(keep).scatter_(-1, ranks, keep)
+
+
+def _fused(scores: Tensor) -> bool:
+    if not (scores.is_cuda and scores.dtype == torch.float32 and scores.numel()):
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from wavealign.methods._select_kernels import MOST_COLUMNS
+
+    return scores.shape[-1] <= MOST_COLUMNS
 
 
 def top_k(scores: Tensor, count: int) -> Tensor:

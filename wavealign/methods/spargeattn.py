@@ -33,7 +33,8 @@ def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, site: Site) -> Tensor:
     q_similar = self_similarity(q, params.block_q, params.dense_tail) > params.similarity
     k_similar = self_similarity(k, params.block_kv, params.dense_tail) > params.similarity
     scores = q_means @ k_means.T * q.shape[-1] ** -0.5
-    scores[:, ~k_similar] = -math.inf
+    # Filled, not indexed by a bool tensor: for that the host would wait for the GPU.
+    scores.masked_fill_(~k_similar, -math.inf)
     causal = None
     if params.causal:
         causal = lower_triangle(scores, params.block_q, params.block_kv)
@@ -43,8 +44,7 @@ def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, site: Site) -> Tensor:
         keep = top_k(share, int(params.topk * share.shape[-1]))
     else:
         keep = _by_cdf(share, params)
-    keep[:, ~k_similar] = True
-    keep[~q_similar] = True
+    keep |= ~k_similar | ~q_similar[:, None]
     if params.sink:
         keep[:, 0] = True
     return keep & causal if causal is not None else keep

@@ -4,11 +4,16 @@ Xu et al., "XAttention: Block Sparse Attention with Antidiagonal Scoring", 2025.
 S x S scores; the sum of its antidiagonal is one product of S concatenated queries, in reverse,
 with S concatenated keys. A softmax over a row of cells, summed over the cells of a block,
 scores the block; a row keeps blocks until they hold a share τ of it.
+
+On a GPU, bf16 and fp16 go through Triton kernels for all heads at once; everything else through
+torch in float32, head by head.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +22,9 @@ from torch.nn.functional import pad
 from wavealign.methods.params import XAttention
 from wavealign.methods.select import top_p
 from wavealign.methods.site import Site
+
+if TYPE_CHECKING:
+    from wavealign.methods._xattention_kernels import Launch, Shape
 
 _CHUNK_BYTES = 256 * 2**20
 _FORCED = 1e5
@@ -31,9 +39,11 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, site: Site) -> Tensor:
         params: see `XAttention`.
         site: not used.
     """
+    if fused(q, k, params):
+        return _fused_heads(q[None, None], k[None, None], params)[0, 0]
     L = len(q)
     blocks = math.ceil(L / params.block)
-    scores = antidiagonal_scores(q, k, params)
+    scores = _torch_scores(q, k, params)
     if not params.causal:
         keep = top_p(scores, params.threshold, params.top_p)
         if params.forced_column:
@@ -42,6 +52,97 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, site: Site) -> Tensor:
         return keep[:blocks, :blocks]
     first_chunk = _multiple(L, params) // params.block
     return _causal_choice(scores, params, first_chunk)[:blocks, :blocks]
+
+
+def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
+    """The block masks of all heads of a batch, bool ``(B, H, M, N)``.
+
+    Where `fused` allows, all heads at once and without waiting for the GPU. Memory beside the
+    masks is then `SCRATCH_BYTES` of `_xattention_kernels`, whatever the length and the heads: row
+    tiles are worked through in chunks, and one of 128 cell rows takes about 576·N bytes.
+
+    Args:
+        q: queries ``(B, H, L, D)``, any strides.
+        k: keys ``(B, H', L, D)``, H' a divisor of H.
+        params: see `XAttention`.
+    """
+    if fused(q, k, params):
+        return _fused_heads(q, k, params)
+    group = q.shape[1] // k.shape[1]
+    site = Site(0, q.shape[2])
+    return torch.stack(
+        [
+            torch.stack(
+                [xattention(one, keys[h // group], params, site) for h, one in enumerate(queries)]
+            )
+            for queries, keys in zip(q, k, strict=True)
+        ]
+    )
+
+
+def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
+    from wavealign.methods._select_kernels import launch_top_p
+
+    launch, shape = _launch(q, k, params)
+    B, H = q.shape[:2]
+    keep = torch.empty(B * H, shape.blocks, shape.blocks, dtype=torch.bool, device=q.device)
+    rows = launch.blocks_per_tile
+    buffer = torch.empty(launch.chunk * rows, shape.columns, device=q.device)
+    for first in launch.chunks():
+        scores = buffer[: min(launch.chunk, launch.tiles - first) * rows]
+        launch.scores(first, scores)
+        launch_top_p(
+            scores, keep, params.threshold, params.top_p, forced_column=params.forced_column,
+            first_tile=first, row_tiles=launch.row_tiles, per_tile=rows,
+        )  # fmt: skip
+    return keep.view(B, H, shape.blocks, shape.blocks)
+
+
+def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
+    """Whether the Triton kernels can take it: else torch does, in float32, head by head.
+
+    They take bf16 and fp16 on a GPU with contiguous elements, without causality, where a block is
+    1 to 128 cells, a power of two.
+    """
+    if not (q.is_cuda and k.is_cuda and q.dtype == k.dtype and not params.causal):
+        return False
+    if q.dtype not in (torch.bfloat16, torch.float16) or q.stride(-1) != 1 or k.stride(-1) != 1:
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from wavealign.methods._select_kernels import MOST_COLUMNS
+    from wavealign.methods._xattention_kernels import default_tile
+
+    shape = _shape(q.shape[-2], q.shape[-1], params)
+    return shape.fits(default_tile(q.device)) and shape.columns <= MOST_COLUMNS
+
+
+def _launch(q: Tensor, k: Tensor, params: XAttention) -> tuple[Launch, Shape]:
+    from wavealign.methods import _xattention_kernels as kernels
+
+    shape = _shape(q.shape[2], q.shape[3], params)
+    tile = kernels.default_tile(q.device)
+    return kernels.Launch(q, k, shape, tile, kernels.SCRATCH_BYTES), shape
+
+
+def _shape(tokens: int, head_dim: int, params: XAttention) -> Shape:
+    from wavealign.methods._xattention_kernels import Shape
+
+    S = params.stride
+    padding = -tokens % _multiple(tokens, params)
+    return Shape(
+        stride=S,
+        per_block=params.block // S,
+        cells=math.ceil(tokens / S),
+        blocks=math.ceil(tokens / params.block),
+        columns=(tokens + padding) // params.block,
+        padded_keys=params.padded_keys,
+        scale=_scale(head_dim, params),
+    )
+
+
+def _scale(head_dim: int, params: XAttention) -> float:
+    return 1 / (math.sqrt(head_dim) * params.stride * params.norm)
 
 
 def pad_multiple(tokens: int) -> int:
@@ -56,6 +157,18 @@ def _multiple(tokens: int, params: XAttention) -> int:
 
 def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     """Share of the antidiagonal softmax in every block, float32 ``(M', N')``, padding included."""
+    if not fused(q, k, params):
+        return _torch_scores(q, k, params)
+    launch, shape = _launch(q[None, None], k[None, None], params)
+    rows = launch.blocks_per_tile
+    scores = torch.zeros(max(launch.tiles * rows, shape.columns), shape.columns, device=q.device)
+    for first in launch.chunks():
+        launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])
+    return scores[: shape.columns]
+
+
+def _torch_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
+    """`antidiagonal_scores` in float32 (the sums of a softmax's shares come in chunks of rows)."""
     L, D = q.shape
     S = params.stride
     padding = -L % _multiple(L, params)
@@ -64,7 +177,7 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     blocks = cells // per_block
     q_cells = pad(q.float(), (0, 0, 0, padding)).view(cells, S, D).flip(1).reshape(cells, S * D)
     k_cells = pad(k.float(), (0, 0, 0, padding)).reshape(cells, S * D)
-    scale = 1 / (math.sqrt(D) * S * params.norm)
+    scale = _scale(D, params)
     true_cells = cells - padding // S
     masked = padding // S if params.causal or not params.padded_keys else 0
     scores = torch.zeros(blocks, blocks, device=q.device)
