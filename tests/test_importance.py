@@ -265,6 +265,7 @@ def test_many_tokens_on_a_gpu(density, kernel):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_search_waits_for_nothing():
     q, k, v = (torch.randn(1, 300, 2, 64, device="cuda").bfloat16() for _ in range(3))
     candidates = torch.rand(2, 3, 3, device="cuda") < 0.5

@@ -128,6 +128,7 @@ def test_kernels_equal_torch_on_the_gpu_at_length(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu():
     q, k = walking(1, 4, 4096, 64, device="cuda")
     head_masks("xattention", q, k)  # compiles
