@@ -167,6 +167,7 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
     # As `Attention` asks it.
     calls = wavealign.Reuse().calls
     decision = decide(heads, sizes, planner, decider, 0, calls=calls)
+    served = max(calls, decision.least_calls)
     schedule = planner(heads, decision.policies)
     chosen = plans["guard"] = wavealign.Plan(schedule, sizes, choice, decision)
     kernels = kernel_times(bench, qkv, plans)
@@ -189,7 +190,7 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
         "explain": chosen.explain(),
         "slower_frac": total["guard"] / total["original"] - 1,
         # With the guard's look at the mask too, shared by as many calls as `Attention` shares it.
-        "slower_deciding_frac": (total["guard"] + decide_ms / calls) / total["original"] - 1,
+        "slower_deciding_frac": (total["guard"] + decide_ms / served) / total["original"] - 1,
         "best": best,
         "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
         "backend": chosen.choice.name,

@@ -128,6 +128,11 @@ def test_looking_is_paid_for(model):
     calls = profile.look_ms(*shape) / (LOOK_FRAC * model.least_ms(nnz, 8 * 591, *block))
     assert not guard.looks_closely(nnz, shape, block, int(calls))
     assert guard.looks_closely(nnz, shape, block, int(calls) + 1)
+    # 800 blocks of rows that could hold many more: looking must serve so many calls.
+    least = guard.least_calls(800, shape, block)
+    short_ms = model.least_ms(800, 8 * 591, *block)
+    assert (least - 1) * LOOK_FRAC * short_ms < profile.lengths_ms(8, 591)
+    assert least * LOOK_FRAC * short_ms >= profile.lengths_ms(8, 591)
     left = guard.leave_alone((2, 40, 40), block)
     assert left.policies == ("original", "original")
     assert (left.win_frac, left.plan_ms) == (0.0, 0.0)

@@ -194,9 +194,11 @@ def decide(
         return guard.leave_alone(shape, block)
     if calls is not None:
         lengths = device_lengths(heads, planner.wave)
-        if not guard.looks_closely(sum(h.nnz for h in lengths), shape, block, calls):
+        nnz = sum(head.nnz for head in lengths)
+        if not guard.looks_closely(nnz, shape, block, calls):
             note = "too short a launch to look at its blocks: by the lengths of its rows alone"
-            return guard.decide(lengths, *block, uses, note)
+            least = guard.least_calls(nnz, shape, block)
+            return guard.decide(lengths, *block, uses, note, least)
     capacity = guard.model.capacity_blocks(sizes.block_kv)
     sweeps = planner.sweeps("nnz/shuffled")
     found = device_statistics(heads, planner.wave, capacity, sweeps, seed)

@@ -32,13 +32,14 @@ class Reuse:
     """How long the guard's decision holds. Lists are always those of the mask at hand.
 
     Attributes:
-        calls: at most so many calls share a decision.
+        calls: at most so many calls share a decision; more where the launch is so short that
+            looking at it would show.
         min_overlap: below this overlap with the mask that was decided for (shared blocks / blocks
             of either) the next call decides anew. The overlap is taken 1, 2, 4, ... calls after a
             decision and read when the device has it, one call late: nothing waits for it.
     """
 
-    calls: int = 32
+    calls: int = 64
     min_overlap: float = 0.7
 
     def __post_init__(self) -> None:
@@ -242,7 +243,9 @@ class Attention:
         return _State(sizes, choice, planner, guard)
 
     def _must_decide(self, state: _State) -> bool:
-        if state.decision is None or state.age >= self._reuse.calls:
+        if state.decision is None:
+            return True
+        if state.age >= max(self._reuse.calls, state.decision.least_calls):
             return True
         done = state.overlap_event is None or state.overlap_event.query()
         if state.overlap is None or not done:

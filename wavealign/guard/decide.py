@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from wavealign.masks.block_mask import BlockMask
 
 OBJECTIVES = ("time", "energy")
 
-LOOK_FRAC = 0.003
+LOOK_FRAC = 0.004
 """Share of the calls' time that looking at a launch may take."""
 
 
@@ -73,12 +74,15 @@ class Decision:
         plan_ms: planning time of the launch, for each use of the plan.
         left_alone: heads of a launch that wasn't looked at, which keep today's order.
         note: what the decision doesn't rest on, and why; empty where all was looked at.
+        least_calls: calls that it has to serve, or looking cost more than `LOOK_FRAC` of them: a
+            launch may turn out shorter than its sizes let expect.
     """
 
     heads: tuple[HeadDecision, ...]
     plan_ms: float
     left_alone: int = 0
     note: str = ""
+    least_calls: int = 0
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -153,6 +157,14 @@ class Guard:
         launch_ms = self.model.least_ms(nnz, H * M, *block)
         return self.model.profile.look_ms(*shape) <= LOOK_FRAC * calls * launch_ms
 
+    def least_calls(self, nnz: int, shape: tuple[int, int, int], block: tuple[int, int]) -> int:
+        """Calls that pay for having looked at the lengths of a launch of `nnz` kept blocks."""
+        H, M, _ = shape
+        launch_ms = self.model.least_ms(nnz, H * M, *block)
+        if launch_ms == 0:
+            return 0
+        return math.ceil(self.model.profile.lengths_ms(H, M) / (LOOK_FRAC * launch_ms))
+
     def leave_alone(self, shape: tuple[int, int, int], block: tuple[int, int]) -> Decision:
         """The decision for a launch that isn't looked at."""
         H, M, N = shape
@@ -174,6 +186,7 @@ class Guard:
         block_kv: int,
         uses: float = 1.0,
         note: str = "",
+        least_calls: int = 0,
     ) -> Decision:
         """Decide for the heads of a launch, and remember.
 
@@ -182,6 +195,7 @@ class Guard:
             block_q, block_kv: tokens of a block.
             uses: how often the plan is expected to be used.
             note: what wasn't looked at, and why.
+            least_calls: see `Decision`.
         """
         before = self._before if self._before and len(self._before) == len(heads) else None
         rows = self.model.predict(heads, block_q, block_kv)
@@ -206,6 +220,7 @@ class Guard:
             ),
             plan_ms,
             note=note,
+            least_calls=least_calls,
         )
         self._before = decision.policies
         return decision
