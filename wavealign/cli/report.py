@@ -1,0 +1,8 @@
+"""`wavealign report`: one page to show a colleague."""
+
+import click
+
+
+@click.command()
+def report() -> None:
+    """X."""
