@@ -11,7 +11,9 @@ import click
 from wavealign.cli.options import cores, json_option
 
 if TYPE_CHECKING:
+    from wavealign.masks import BlockMask
     from wavealign.report.page.curves import CurveSet
+    from wavealign.report.page.gather import Unit
     from wavealign.report.rows import Loaded
 
 
@@ -45,13 +47,14 @@ def report(
     The page needs no network and no other file. Its sections are explained in docs/report.md.
     """
     from wavealign._extras import require
+
+    require("jinja2", "report", "wavealign report")
     from wavealign.npz import check_writable
     from wavealign.report.page import answers
     from wavealign.report.page.gather import blocks
     from wavealign.report.page.html import render, write_page
     from wavealign.report.rows import load_rows
 
-    require("jinja2", "report", "wavealign report")
     check_writable(out)
     loaded = load_rows(sources)
     masks, drawn = _curves(loaded, mask_paths, curves, jobs or cores(), quiet)
@@ -67,7 +70,12 @@ def report(
             "failed": len(loaded.failed),
             "curves": sum(len(part.masks) for part in drawn),
             "answers": [
-                {"setting": a.label, "policy": a.policy, "gain": a.gain if a.policy else None, "text": a.text}
+                {
+                    "setting": a.label,
+                    "policy": a.policy,
+                    "gain": a.gain if a.policy else None,
+                    "text": a.text,
+                }
                 for a in found
             ],
         }
@@ -81,8 +89,9 @@ def report(
 
 def _curves(
     loaded: Loaded, mask_paths: tuple[str, ...], wanted: bool, jobs: int, quiet: bool
-) -> tuple[dict, list[CurveSet]]:
-    from wavealign.report.page.curves import curve_sets, find_masks, mask_paths as paths_of
+) -> tuple[dict[Unit, BlockMask], list[CurveSet]]:
+    from wavealign.report.page.curves import curve_sets, find_masks
+    from wavealign.report.page.curves import mask_paths as paths_of
     from wavealign.report.page.gather import blocks
 
     found = blocks(loaded)

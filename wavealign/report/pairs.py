@@ -78,7 +78,7 @@ METRICS = {
         ),
         Metric(
             "l2_hit_frac", "L2 hit ratio", "%", 0.01, False, True, True,
-            "has a {} higher L2 hit ratio", "has a {} lower L2 hit ratio",
+            "has an L2 hit ratio {} higher", "has an L2 hit ratio {} lower",
         ),
         Metric(
             "energy_j", "energy", "J", 1.0, True, False, False, "takes {} less energy",
@@ -322,7 +322,7 @@ def _pair(
 
 
 def _centre(values: Sequence[float], metric: Metric) -> float:
-    if metric.ratio:
+    if metric.ratio and len(values) > 1:
         return math.exp(sum(map(math.log, values)) / len(values))
     return sum(values) / len(values)
 

@@ -152,7 +152,9 @@ def curve_sets(
     with Progress(len(work), "miss-ratio curves", quiet) as progress:
         for curves, block, column, unit in work:
             try:
-                curves.masks.append(_curves(block, curves.policies, column, unit, masks[unit], jobs))
+                curves.masks.append(
+                    _curves(block, curves.policies, column, unit, masks[unit], jobs)
+                )
             except InputError as problem:
                 curves.notes.append(f"{column.label}: {problem}")
             progress.advance(column.label)
@@ -184,7 +186,9 @@ def _curves(
         ]
         lines.append(Line(points, kind, policy))
     x = Axis("L2 size (MiB)", sizes[0] / 2**20, sizes[-1] / 2**20, binary=True)
-    y = Axis("miss ratio (%)", 0.0, max(1e-3, *(v for li in lines for _, v in li.points)), percent=True)
+    y = Axis(
+        "miss ratio (%)", 0.0, max(1e-3, *(v for li in lines for _, v in li.points)), percent=True
+    )
     at = setup.l2_capacity_bytes / 2**20
     label = f"Miss ratio against L2 size, {column.label}, {', '.join(name for name, _ in policies)}"
     rules = [(at, f"{setting.device}, {at:.0f} MiB")] if x.low <= at <= x.high else []

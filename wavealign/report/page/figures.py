@@ -184,7 +184,9 @@ def cost_against_gain(block: Block) -> tuple[Markup, list[FrontPoint]] | None:
     for point in points:
         shape, kind = kind_of(point.policy, best)
         number = front.index(point) + 1 if point in front else None
-        tip = f"{point.policy}: {point.speedup:.3f}× original, planned in {point.planning_ms:.2f} ms"
+        tip = (
+            f"{point.policy}: {point.speedup:.3f}× original, planned in {point.planning_ms:.2f} ms"
+        )
         marks.append(Mark(point.planning_ms, point.speedup, shape, kind, tip, number))
     x = Axis("planning, one mask (ms)", *span([p.planning_ms for p in points], log=True), log=True)
     y = Axis("speedup over original", *span([p.speedup for p in points]), suffix="×")

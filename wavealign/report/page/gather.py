@@ -181,9 +181,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def _setting(row: RunResult) -> Setting:
-    return Setting(
-        row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes
-    )
+    return Setting(row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes)
 
 
 def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[Row]]]:
@@ -196,9 +194,7 @@ def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[
     parts: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         parts[row.result.wave].append(row)
-    return [
-        (Setting(**{**vars(setting), "wave": wave}), parts[wave]) for wave in sorted(parts)
-    ]
+    return [(Setting(**{**vars(setting), "wave": wave}), parts[wave]) for wave in sorted(parts)]
 
 
 def _labels(settings: Sequence[Setting]) -> list[str]:
@@ -214,11 +210,10 @@ def _labels(settings: Sequence[Setting]) -> list[str]:
             parts += [f"{s.model} model", f"L2 {(s.l2_capacity_bytes or 0) / 2**20:.1f} MiB"]
         return " · ".join(parts)
 
-    short = [name(setting, False) for setting in settings]
-    return [
-        name(setting, short.count(text) > 1)
-        for setting, text in zip(settings, short, strict=True)
-    ]
+    models: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
+    for s in settings:
+        models[s.source, s.device, s.kernel, s.regime].add((s.model, s.l2_capacity_bytes))
+    return [name(s, len(models[s.source, s.device, s.kernel, s.regime]) > 1) for s in settings]
 
 
 def _families(rows: Sequence[Row]) -> dict[Unit, str]:
@@ -251,7 +246,8 @@ def _suffixes(groups: Sequence[tuple[set[str], list[Unit]]]) -> list[str]:
     if len(groups) == 1:
         return [""]
     first = [Path(min(origins)) for origins, _ in groups]
-    for choice in ([p.parent.name for p in first], [p.stem for p in first]):
+    folders = [path.parent.name if path.suffix == ".jsonl" else path.name for path in first]
+    for choice in (folders, [path.stem for path in first]):
         if all(choice) and len(set(choice)) == len(choice):
             return [f" ({text})" for text in choice]
     return [f" ({units[0].digest[:6]})" for _, units in groups]
@@ -287,9 +283,7 @@ def _natural(heads: str) -> tuple[int, ...]:
 
 
 def _block(block: Block) -> Block:
-    by_unit: defaultdict[Unit, defaultdict[str, list[Row]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    by_unit: defaultdict[Unit, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in block.rows:
         by_unit[unit_of(row.result)][row.result.policy].append(row)
     for unit, policies in by_unit.items():

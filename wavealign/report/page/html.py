@@ -140,13 +140,13 @@ def _table(loaded: Loaded, found: Sequence[Block]) -> dict[str, Any]:
     records = []
     for block in found:
         for row in block.rows:
-            values = vars(row.result)
             key = (block.setting, unit_of(row.result), row.result.policy)
-            extra = {"planning_ms": row.planning_ms, "speedup": speedups[key]}
-            records.append({**values, **extra})
+            family = block.families[unit_of(row.result)]
+            extra = {"mask": family, "planning_ms": row.planning_ms, "speedup": speedups[key]}
+            records.append({**vars(row.result), **extra})
     shown, constant = [], []
     for column in _COLUMNS:
-        values = {record[column[0]] for record in records}
+        values: set[Any] = {record[column[0]] for record in records}
         if values == {None}:
             continue
         if len(values) == 1 and column[0] not in ("policy", "mask", "time_ms"):
@@ -156,11 +156,11 @@ def _table(loaded: Loaded, found: Sequence[Block]) -> dict[str, Any]:
     rows: list[list[Any]] = []
     size = 0
     for record in records:
-        row = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
-        size += len(json.dumps(row))
+        line = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
+        size += len(json.dumps(line))
         if size > _MOST_TABLE_BYTES:
             break
-        rows.append(row)
+        rows.append(line)
     names = [column[0] for column in shown]
     return {
         "count": len(rows),

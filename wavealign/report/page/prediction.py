@@ -73,7 +73,9 @@ def _prediction(label: str, pairs: list[tuple[RunResult, list[RunResult]]]) -> P
         will_ms = predicted.time_ms or 0.0
         by_mask[predicted.mask_digest].append((will_ms, was_ms))
         time_errors.append(abs(will_ms / was_ms - 1))
-        times.append((was_ms, will_ms, f"{where}: measured {was_ms:.2f} ms, predicted {will_ms:.2f}"))
+        times.append(
+            (was_ms, will_ms, f"{where}: measured {was_ms:.2f} ms, predicted {will_ms:.2f}")
+        )
         known = [run.l2_hit_frac for run in runs if run.l2_hit_frac is not None]
         if known and predicted.l2_hit_frac is not None:
             was, will = sum(known) / len(known), predicted.l2_hit_frac

@@ -173,15 +173,16 @@ def chart(
         )
     out += [_line(line, px, py) for line in lines]
     for mark in marks:
-        at = f"translate({px(mark.x):.1f} {py(mark.y):.1f})"
+        where = f"translate({px(mark.x):.1f} {py(mark.y):.1f})"
         out.append(
-            f'<path class="mark {escape(mark.kind)}" transform="{at}" d="{_SHAPES[mark.shape]}" '
+            f'<path class="mark {escape(mark.kind)}" transform="{where}" d="{_SHAPES[mark.shape]}" '
             f'data-tip="{escape(mark.tip)}"/>'
         )
         if mark.number is not None:
             left = x.place(mark.x) > 0.93
+            shift, drop = -7 if left else 7, -6 if mark.number % 2 else 14
             out.append(
-                f'<text class="number" transform="{at}" x="{-7 if left else 7}" y="{-6 if mark.number % 2 else 14}" '
+                f'<text class="number" transform="{where}" x="{shift}" y="{drop}" '
                 f'text-anchor="{"end" if left else "start"}">{mark.number}</text>'
             )
     return Markup("".join(out) + "</svg>")  # every value was escaped above
