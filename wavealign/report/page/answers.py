@@ -110,7 +110,7 @@ def _reads(block: Block, masks: list[Column], policy: str) -> str:
         return ""
     low, high = round(changes[0]), round(changes[-1])
     if low == high:
-        return f"{low:+d} %"
+        return f"{low:+d} %" if low else "unchanged"
     return f"{round(median(changes)):+d} % (median; {low:+d} to {high:+d} %)"
 
 

@@ -103,7 +103,8 @@ def breakable(text: str) -> Markup:
 
 def _change(ratio: float) -> str:
     """A ratio as a change: ``"−17 %"``."""
-    return _signs(f"{100 * (ratio - 1):+.0f} %")
+    percent = round(100 * (ratio - 1))
+    return _signs(f"{percent:+d} %" if percent else "±0 %")
 
 
 def _signs(text: str) -> str:

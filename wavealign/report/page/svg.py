@@ -56,7 +56,7 @@ class Axis:
             powers = range(math.ceil(math.log2(self.low)), math.floor(math.log2(self.high)) + 1)
             values = [2.0**power for power in powers][:: -(-len(powers) // 8)]
             return [(value, f"{value:g}{self.suffix}") for value in values]
-        if self.log:
+        if self.log and self.high / self.low > 8:
             values = _log_ticks(self.low, self.high)
             return [(value, f"{value:,.10g}{self.suffix}") for value in values]
         step = _step((self.high - self.low) / 5)
@@ -232,6 +232,4 @@ def _log_ticks(low: float, high: float) -> list[float]:
         for factor in factors
         if low <= factor * 10.0**power <= high
     ]
-    if len(found) < 2:
-        return [float(f"{low:.2g}"), float(f"{high:.2g}")]
     return found[:: math.ceil(len(found) / 6)]
