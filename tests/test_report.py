@@ -158,6 +158,16 @@ def test_settings_are_kept_apart_and_told_apart():
     assert any(label.endswith("L2 10.0 MiB") for label in labels)
 
 
+def test_launches_that_differ_are_not_averaged():
+    rows = [measured_result(head_dim=128), measured_result(head_dim=64, kv_block_bytes=32768)]
+    rows += [measured_result(batch=2), measured_result(kv_heads=1), measured_result(kv_heads=2)]
+    labels = {block.label for block in blocks(loaded(*rows))}
+    ends = ("", " · head_dim 64", " · batch 2", " · kv_heads 1")
+    assert labels == {f"measured · h200 · fa4{end}" for end in ends}
+    block = only(loaded(run_result(), run_result(kv_block_bytes=32768, time_ms=1.0)))
+    assert len(block.cells) == len(block.columns) == 2
+
+
 def test_masks_of_one_name_in_two_folders_are_two():
     rows = [Row(run_result(heads="0"), "x/runs.jsonl")]
     rows += [Row(run_result(heads=h, mask_digest=f"e{h}"), "y/runs.jsonl") for h in "01"]
@@ -275,7 +285,7 @@ def sweep(tmp_path_factory):
                 records.append(trial(result, planning_ms=1.0 + len(policy), l2_bytes=2 << 20))
     records.append(trial(error=f"ArpackError: {EVIL}", policy="spectral+nnz", mask="beta"))
     write_lines(folder / "s/trials/w1.jsonl", records)
-    manifest = {"schema": "wavealign.sweep/1", "masks": [{"path": "../alpha.npz"}]}
+    manifest = {"schema": "wavealign.sweep/1", "paths": {"alpha": "../alpha.npz"}}
     (folder / "s/sweep.json").write_text(json.dumps(manifest))
     return folder
 
@@ -382,6 +392,7 @@ def test_rows_that_do_not_fit_are_counted(monkeypatch):
         (["good.jsonl", "good.jsonl"], 2, "is named twice"),
         (["good.jsonl", "--mask", "gone.npz"], 2, "gone.npz: holds no masks"),
         (["good.jsonl", "--mask", "good.jsonl"], 2, "good.jsonl"),
+        (["good.jsonl", "old"], 2, "sweep.json: has schema 'wavealign.sweep/0'"),
         (["good.jsonl", "-o", "no/r.html"], 2, "the folder no doesn't exist"),
         ([], 2, "Missing argument"),
     ],
@@ -390,6 +401,8 @@ def test_bad_usage_writes_nothing(tmp_path, monkeypatch, arguments, code, messag
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "good.jsonl", [run_result()])
     (tmp_path / "other.jsonl").write_text('{"schema": "wavealign.curve/1"}\n')
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/sweep.json").write_text('{"schema": "wavealign.sweep/0"}')
     before = sorted(tmp_path.iterdir())
     result = report(*arguments)
     assert result.exit_code == code

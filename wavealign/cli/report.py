@@ -12,7 +12,6 @@ from wavealign.cli.options import cores, json_option
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
-    from wavealign.report.page.curves import CurveSet
     from wavealign.report.page.gather import Unit
     from wavealign.report.rows import Loaded
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     help="Mask file, or a folder of npz files, for miss-ratio curves; repeatable. A sweep's own "
     "are found by themselves.",
 )  # fmt: skip
+@click.option("--key", help="Of --mask: the mask inside a file that holds several.")
+@click.option("--block", metavar="QxKV", help="Of --mask: tokens per block, e.g. 128x64.")
 @click.option("--curves/--no-curves", default=True, show_default=True,
               help="Compute miss-ratio curves of the masks at hand.")  # fmt: skip
 @click.option("--title", help="Of the page; default: the name of the first source.")
@@ -36,6 +37,8 @@ def report(
     sources: tuple[str, ...],
     out: str,
     mask_paths: tuple[str, ...],
+    key: str | None,
+    block: str | None,
     curves: bool,
     title: str | None,
     jobs: int | None,
@@ -51,13 +54,17 @@ def report(
     require("jinja2", "report", "wavealign report")
     from wavealign.npz import check_writable
     from wavealign.report.page import answers
+    from wavealign.report.page.curves import curve_sets
     from wavealign.report.page.gather import blocks
     from wavealign.report.page.html import render, write_page
     from wavealign.report.rows import load_rows
+    from wavealign.units import parse_block
 
     check_writable(out)
     loaded = load_rows(sources)
-    masks, drawn = _curves(loaded, mask_paths, curves, jobs or cores(), quiet)
+    tokens = parse_block(block) if block else None
+    masks = _masks(loaded, mask_paths, tokens, key)
+    drawn = curve_sets(blocks(loaded), masks, jobs or cores(), quiet) if curves and masks else []
     name = title or f"Row and visit orders: {Path(sources[0]).resolve().stem}"
     size_bytes = write_page(out, render(loaded, masks, drawn, name))
     found = [answers.answer(block) for block in blocks(loaded)]
@@ -87,18 +94,20 @@ def report(
     click.echo(f"{out}: {len(loaded.rows)} runs{failed}, {size_bytes / 1e6:.2f} MB")
 
 
-def _curves(
-    loaded: Loaded, mask_paths: tuple[str, ...], wanted: bool, jobs: int, quiet: bool
-) -> tuple[dict[Unit, BlockMask], list[CurveSet]]:
-    from wavealign.report.page.curves import curve_sets, find_masks
-    from wavealign.report.page.curves import mask_paths as paths_of
-    from wavealign.report.page.gather import blocks
+def _masks(
+    loaded: Loaded,
+    mask_paths: tuple[str, ...],
+    block: tuple[int, int] | None,
+    key: str | None,
+) -> dict[Unit, BlockMask]:
+    """The masks that ran, as far as their files are named."""
+    from wavealign.report.page.curves import find_masks, paths_of
+    from wavealign.report.page.gather import unit_of
 
-    found = blocks(loaded)
-    units = dict.fromkeys(unit for block in found for unit in block.units)
-    given = paths_of(mask_paths, {})
+    units = dict.fromkeys(unit_of(row.result) for row in loaded.rows)
+    given = len(paths_of(mask_paths, {}))
     paths = paths_of(mask_paths, loaded.manifests)
-    masks = find_masks(units, paths, len(given), loaded.notes)
+    masks = find_masks(units, paths, given, loaded.notes, block, key)
     if mask_paths and not masks:
         loaded.notes.append("none of the masks given by --mask is one that ran.")
-    return masks, curve_sets(found, masks, jobs, quiet) if wanted and masks else []
+    return masks

@@ -12,6 +12,7 @@ from wavealign.errors import InputError
 from wavealign.results import RUN_SCHEMA, RunResult
 from wavealign.sweep.records import TRIAL_SCHEMA, TrialRecord
 
+SWEEP_SCHEMA = "wavealign.sweep/1"
 _EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
 
 
@@ -180,6 +181,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise InputError(f"{path}: is not a sweep's manifest ({problem}).") from problem
-    if not isinstance(manifest, dict):
-        raise InputError(f"{path}: is not a sweep's manifest; expected a JSON object.")
-    return manifest
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SWEEP_SCHEMA:
+        raise InputError(
+            f"{path}: has schema {schema!r}; expected a sweep's manifest, '{SWEEP_SCHEMA}'."
+        )
+    return dict(manifest)

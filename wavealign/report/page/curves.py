@@ -52,7 +52,7 @@ class CurveSet:
     notes: list[str] = field(default_factory=list)
 
 
-def mask_paths(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+def paths_of(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Mask files: those given (folders for all their npz files), and those of manifests.
 
     Raises:
@@ -65,7 +65,8 @@ def mask_paths(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]])
             raise InputError(f"{path}: holds no masks; expected an npz file, or a folder of them.")
         found += files
     for folder, manifest in manifests.items():
-        for name in _named_files(manifest.get("masks")):
+        named = [*_named_files(manifest.get("paths")), *_named_files(manifest.get("masks"))]
+        for name in named:
             places = [Path(name), Path(folder) / name]
             found += [place for place in places if place.is_file()][:1]
     return list(dict.fromkeys(found))
@@ -83,7 +84,12 @@ def _named_files(masks: Any) -> Iterable[str]:
 
 
 def find_masks(
-    units: Iterable[Unit], paths: Sequence[Path], given: int, notes: list[str]
+    units: Iterable[Unit],
+    paths: Sequence[Path],
+    given: int,
+    notes: list[str],
+    block: tuple[int, int] | None = None,
+    key: str | None = None,
 ) -> dict[Unit, BlockMask]:
     """The masks that ran, found in files by digest.
 
@@ -92,6 +98,7 @@ def find_masks(
         paths: files, the first `given` of which a user named.
         given: a file among these that can't be read is an error, another one a note.
         notes: of files that were passed over.
+        block, key: how to read files that don't say, as in `load_mask`.
 
     Raises:
         InputError: a file that a user named can't be read.
@@ -102,16 +109,19 @@ def find_masks(
         if len(found) == len(wanted):
             break
         try:
-            loaded = load_mask(path)
+            loaded = load_mask(path, block, key)
         except InputError as problem:
             if number < given:
                 raise
             notes.append(f"mask passed over: {problem}")
             continue
+        parts: dict[str, BlockMask | None] = {}
         for unit in wanted:
             if unit in found:
                 continue
-            mask = _heads(loaded.mask, unit.heads)
+            if unit.heads not in parts:
+                parts[unit.heads] = _heads(loaded.mask, unit.heads)
+            mask = parts[unit.heads]
             if mask is not None and mask.digest == unit.digest:
                 found[unit] = mask
     return found

@@ -30,6 +30,7 @@ class Setting:
         source, device, kernel, regime: as in a row.
         model: of the simulator, None where measured.
         l2_capacity_bytes: the L2 modelled, None where measured.
+        launch: what is unusual about a measured launch: batch, K/V heads, head size, dtype.
         wave: rows in flight, where one mask ran with several; else None.
     """
 
@@ -39,6 +40,7 @@ class Setting:
     regime: str
     model: str | None
     l2_capacity_bytes: int | None
+    launch: str = ""
     wave: int | None = None
 
 
@@ -181,7 +183,21 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def _setting(row: RunResult) -> Setting:
-    return Setting(row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes)
+    usual = {"batch": 1, "kv_heads": _count(row.heads), "head_dim": 128, "dtype": "bf16"}
+    launch = ", ".join(
+        f"{name} {value}"
+        for name, expected in usual.items()
+        if (value := getattr(row, name)) not in (None, expected)
+    )
+    return Setting(
+        row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes, launch
+    )
+
+
+def _count(heads: str) -> int:
+    """How many heads a list such as ``"0,3-7"`` names."""
+    parts = [[int(n) for n in re.findall(r"\d+", part)] for part in heads.split(",")]
+    return sum(part[-1] - part[0] + 1 for part in parts if part)
 
 
 def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[Row]]]:
@@ -204,6 +220,8 @@ def _labels(settings: Sequence[Setting]) -> list[str]:
         parts = [s.source, s.device, s.kernel]
         if s.regime != "single":
             parts.append(f"{s.regime} state" if s.regime == "steady" else s.regime)
+        if s.launch:
+            parts.append(s.launch)
         if s.wave is not None:
             parts.append(f"W = {s.wave}")
         if detail and s.model is not None:
@@ -261,8 +279,11 @@ def _columns(units: Iterable[Unit], families: Mapping[Unit, str]) -> list[Column
     columns = []
     for name, members in by_family.items():
         if len({unit.heads for unit in members}) < len(members):
-            # Several files after all, in the same results.
-            columns += [Column(f"{name} [{u.heads}] {u.digest[:6]}", (u,)) for u in members]
+            # Several files after all in the same results, or several sizes of a K/V block.
+            for u in members:
+                same = sum(other.digest == u.digest for other in members) > 1
+                size = f", K/V blocks of {u.kv_block_bytes:,} bytes" if same else ""
+                columns.append(Column(f"{name} [{u.heads}] {u.digest[:6]}{size}", (u,)))
             continue
         launches = [unit for unit in members if not unit.single]
         if not launches:
