@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -82,13 +83,20 @@ class HeadTable:
     chosen_gain: float
 
 
-def heat_rows(block: Block) -> list[HeatRow]:
-    """Policies, best first, against the setting's columns; empty where no speedup is known."""
+def shown_policies(block: Block, most: int) -> list[str]:
+    """The best policies, best first, with `original` and the paper's order in any case."""
+    names = [standing.policy for standing in block.standings]
+    kept = names[:most]
+    return kept + [name for name in names[most:] if name in (BASELINE, PAPER)]
+
+
+def heat_rows(block: Block, policies: Sequence[str]) -> list[HeatRow]:
+    """Policies against the setting's columns."""
     best = {column.label: block.best(column) for column in block.columns}
     several = len(block.columns) > 1
     means = dict(block.ranking)
     rows = []
-    for policy in (standing.policy for standing in block.standings):
+    for policy in policies:
         cells = []
         for column in block.columns:
             cell = block.cells[column.label].get(policy)
@@ -143,13 +151,13 @@ def kind_of(policy: str, best: str | None) -> tuple[str, str]:
     return "dot", "other"
 
 
-def hit_against_time(block: Block) -> Markup | None:
-    """Every policy on every mask: L2 hit ratio, and time relative to `original`."""
+def hit_against_time(block: Block, policies: Collection[str]) -> Markup | None:
+    """These policies on every mask: L2 hit ratio, and time relative to `original`."""
     best = block.ranking[0][0] if block.ranking else None
     marks = []
     for column in block.columns:
         for cell in block.cells[column.label].values():
-            if cell.hit_frac is None or not cell.speedup:
+            if cell.hit_frac is None or not cell.speedup or cell.policy not in policies:
                 continue
             shape, kind = kind_of(cell.policy, best)
             tip = f"{cell.policy} on {column.label}: {describe(cell)}"

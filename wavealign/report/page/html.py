@@ -19,7 +19,9 @@ from wavealign.report.page.curves import CurveSet
 from wavealign.report.page.gather import Block, Unit, blocks, unit_of
 from wavealign.report.rows import Loaded
 
-_MOST_TABLE_BYTES = 1_300_000  # of the page's 2 MB; what doesn't fit is said
+_MOST_BYTES = 1_950_000  # of the page; rows of the table that don't fit are counted
+_MOST_CELLS = 2400  # of heat maps, over all settings: some 0.5 kB each with its tip and its point
+_FEWEST_POLICIES = 8
 
 # Field, heading, digits, factor; None for text. Columns with a single value become a sentence.
 _COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
@@ -68,27 +70,34 @@ def render(
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(breakable=breakable, change=_change, signs=_signs)
     template = environment.from_string(page.joinpath("page.html").read_text(encoding="utf-8"))
-    table = _table(loaded, found)
-    return template.render(
-        title=title,
-        version=__version__,
-        css=Markup(page.joinpath("page.css").read_text(encoding="utf-8")),  # our own file
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        answers=[answers.answer(block) for block in found],
-        blocks=[_block(block) for block in found],
-        curves=curves,
-        predictions=prediction.predictions(loaded.rows),
-        facts=[(block.label, provenance.setting_facts(block)) for block in found],
-        masks=provenance.mask_facts(loaded.rows, masks),
-        counts=loaded.counts,
-        failed=loaded.failed,
-        notes=[*loaded.notes, *notes],
-        table=table,
-        data=Markup(_script_safe(json.dumps(table["data"], separators=(",", ":")))),
-        key=svg.key,
-        line_key=svg.line_key,
-    )
+    columns = sum(len(block.columns) for block in found)
+    most = max(_FEWEST_POLICIES, _MOST_CELLS // max(1, columns))
+    fields: dict[str, Any] = {
+        "title": title,
+        "version": __version__,
+        "css": Markup(page.joinpath("page.css").read_text(encoding="utf-8")),  # our own file
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "answers": [answers.answer(block) for block in found],
+        "blocks": [_block(block, most) for block in found],
+        "curves": curves,
+        "predictions": prediction.predictions(loaded.rows),
+        "facts": [(block.label, provenance.setting_facts(block)) for block in found],
+        "masks": provenance.mask_facts(loaded.rows, masks),
+        "counts": loaded.counts,
+        "failed": loaded.failed,
+        "notes": [*loaded.notes, *notes],
+        "key": svg.key,
+        "line_key": svg.line_key,
+    }
+
+    def with_table(most_bytes: int) -> str:
+        table = _table(found, most_bytes)
+        data = Markup(_script_safe(json.dumps(table["data"], separators=(",", ":"))))
+        return template.render(**fields, table=table, data=data)
+
+    rest = len(with_table(0).encode())
+    return with_table(_MOST_BYTES - rest)
 
 
 def breakable(text: str) -> Markup:
@@ -112,25 +121,27 @@ def _signs(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}").replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _block(block: Block) -> dict[str, Any]:
+def _block(block: Block, most: int) -> dict[str, Any]:
     """What the template shows of a setting."""
     best = block.ranking[0][0] if block.ranking else None
+    policies = figures.shown_policies(block, most)
     return {
         "label": block.label,
         "source": block.setting.source,
         "columns": block.columns,
-        "heat": figures.heat_rows(block),
+        "heat": figures.heat_rows(block, policies),
+        "left_out": len(block.standings) - len(policies),
         "several": len(block.columns) > 1,
         "bests": answers.best_rows(block),
         "energy": any(row.result.energy_j is not None for row in block.rows),
         "best": best,
-        "hits": figures.hit_against_time(block),
+        "hits": figures.hit_against_time(block, set(policies)),
         "costs": figures.cost_against_gain(block),
         "heads": figures.head_tables(block),
     }
 
 
-def _table(loaded: Loaded, found: Sequence[Block]) -> dict[str, Any]:
+def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
     """Every run as columns and rows of plain values; what never varies becomes a sentence."""
     speedups = {
         (block.setting, unit, policy): cell.speedup
@@ -158,8 +169,8 @@ def _table(loaded: Loaded, found: Sequence[Block]) -> dict[str, Any]:
     size = 0
     for record in records:
         line = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
-        size += len(json.dumps(line))
-        if size > _MOST_TABLE_BYTES:
+        size += len(_script_safe(json.dumps(line, separators=(",", ":")))) + 1
+        if size > most_bytes:
             break
         rows.append(line)
     names = [column[0] for column in shown]
