@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -101,13 +102,8 @@ def render(
 
 
 def breakable(text: str) -> Markup:
-    """A name that may be broken after its joints, instead of running out of its box."""
-    parts = Markup("")
-    for letter in str(text):
-        parts += letter
-        if letter in "+/,_([":
-            parts += Markup("<wbr>")
-    return parts
+    """A name that may be broken at its joints, instead of running out of its box."""
+    return Markup("<wbr>").join(re.split(r"(?<=[+/,_])|(?=[(\[])", str(text)))
 
 
 def _change(ratio: float) -> str:

@@ -176,7 +176,7 @@
             ? element("th", undefined, { scope: "row", class: "policy" })
             : element("td", undefined, column.digits === null ? {} : { class: "n" });
           if (column.sticky) {
-            for (const part of text(column, row[i]).split(/(?<=[+/,_([])/)) cell.append(part, element("wbr"));
+            for (const part of text(column, row[i]).split(/(?<=[+/,_])|(?=[([])/)) cell.append(part, element("wbr"));
           } else cell.textContent = text(column, row[i]);
           line.append(cell);
         });
