@@ -1,6 +1,7 @@
 """What all tests share: markers whose tests skip visibly where the machine lacks something."""
 
 import shutil
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ def pytest_addoption(parser):
     )
 
 
+@cache
 def _no_gpu() -> str | None:
     try:
         import torch
@@ -26,23 +28,21 @@ def _no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no GPU"
 
 
+@cache
 def _no_browser() -> str | None:
     if not any(map(shutil.which, CHROMIUM)):
         return "no Chromium on PATH (apt-get install chromium chromium-driver)"
     return None if shutil.which("chromedriver") else "no chromedriver on PATH"
 
 
-def pytest_collection_modifyitems(config, items):
-    for marker, need, option, why in (
-        ("gpu", "needs a GPU", "--require-gpu", _no_gpu()),
-        ("browser", "needs a browser", "--require-browser", _no_browser()),
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    for marker, need, find in (
+        ("gpu", "needs a GPU", _no_gpu),
+        ("browser", "needs a browser", _no_browser),
     ):
-        if why is None:
+        if item.get_closest_marker(marker) is None or (why := find()) is None:
             continue
-        for item in items:
-            if item.get_closest_marker(marker) is None:
-                continue
-            if config.getoption(option):
-                item.obj = lambda *_, text=f"{need}: {why}", **__: pytest.fail(text)
-            else:
-                item.add_marker(pytest.mark.skip(reason=f"{need}: {why}"))
+        if item.config.getoption(f"--require-{marker}"):
+            pytest.fail(f"{need}: {why}", pytrace=False)
+        pytest.skip(f"{need}: {why}")
