@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from wavealign.masks import BlockMask
+from wavealign.results import RunResult
+from wavealign.sweep.records import TrialRecord, TrialSpec
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
@@ -41,3 +43,80 @@ def row_lists(schedule_or_mask):
         [indices[pointers[h * M + i] : pointers[h * M + i + 1]].tolist() for i in range(M)]
         for h in range(H)
     ]
+
+
+def run_result(**changes):
+    """A simulated row; `changes` replace its fields."""
+    fields = {
+        "source": "simulated",
+        "policy": "original",
+        "mask": "m",
+        "mask_digest": "d0",
+        "heads": "0-1",
+        "head": None,
+        "device": "h200",
+        "kernel": "fa4",
+        "seed": 0,
+        "wave": 132,
+        "model": "full",
+        "regime": "single",
+        "l2_capacity_bytes": 60_000_000,
+        "kv_block_bytes": 65536,
+        "time_ms": 10.0,
+        "l2_hit_frac": 0.5,
+        "lts_sector_hit_frac": None,
+        "l2_requested_bytes": 4_000_000,
+        "fabric_bytes": None,
+        "hbm_read_bytes": 2_000_000,
+        "compulsory_bytes": 1_000_000,
+        "belady_bytes": None,
+        "imbalance_frac": None,
+        "clock_ghz": None,
+        "energy_j": None,
+        "limit_ms": None,
+        "gap": None,
+        "intensity_flop_per_byte": None,
+        "roofline": None,
+        "bound": None,
+        "version": "0.1.0",
+    }
+    return RunResult(**{**fields, **changes})
+
+
+def measured_result(**changes):
+    """A measured row; `changes` replace its fields."""
+    fields = {"source": "measured", "model": None, "l2_capacity_bytes": None, "repeats": 9}
+    return run_result(**{**fields, "time_spread_frac": 0.01, "cache_control": "all", **changes})
+
+
+def trial(result=None, error=None, planning_ms=5.0, **spec):
+    """A trial that is done with `result`, or failed with `error`."""
+    fields = {
+        "source": "simulated",
+        "mask": "m",
+        "mask_digest": "d0",
+        "heads": "0-1",
+        "policy": "original",
+        "device": "h200",
+        "kernel": "fa4",
+        "wave": 132,
+        "l2_bytes": None,
+        "head_dim": 128,
+        "dtype": "bf16",
+        "model": "full",
+        "regime": "single",
+        "seed": 0,
+    }
+    if result is not None:
+        fields |= {name: getattr(result, name) for name in fields if hasattr(result, name)}
+        fields |= {"head_dim": 128, "dtype": "bf16"}
+    status = "failed" if error else "done"
+    made = TrialSpec(**{**fields, **spec})
+    return TrialRecord(made, status, result, error, planning_ms if result else None, 1.0, "w")
+
+
+def write_lines(path, records):
+    """Records as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(record.to_json() + "\n" for record in records))
+    return path

@@ -35,6 +35,8 @@ def test_the_wheel_holds_one_package_and_its_data(wheel):
     assert "wavealign/py.typed" in names
     shipped = {p.relative_to(ROOT).as_posix() for p in (ROOT / "wavealign").rglob("*.toml")}
     assert {n for n in names if n.endswith(".toml")} == shipped
+    page = {f"wavealign/report/page/page.{kind}" for kind in ("html", "css", "js")}
+    assert page <= set(names)
     sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "wavealign").rglob("*.py")}
     assert sources <= set(names)
 
@@ -65,7 +67,7 @@ def test_the_installed_wheel_works_from_anywhere(wheel, tmp_path):
     assert device == "a40"
 
 
-HEAVY = {"numba", "scipy", "numpy", "torch", "matplotlib", "rich"}
+HEAVY = {"numba", "scipy", "numpy", "torch", "matplotlib", "rich", "jinja2"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import click
 from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
 from wavealign.cli.capture import capture
+from wavealign.cli.compare import compare
 from wavealign.cli.curve import curve
 from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
@@ -18,6 +19,7 @@ from wavealign.cli.guard import guard
 from wavealign.cli.lists import devices, methods, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
+from wavealign.cli.report import report
 from wavealign.cli.sim import sim
 from wavealign.cli.validate import validate
 
@@ -30,6 +32,6 @@ def main() -> None:
 
 for command in (
     sim, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
-    doctor,
+    doctor, compare, report,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,0 +1,225 @@
+"""Miss-ratio curves of the masks at hand, computed when the page is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from wavealign.errors import InputError
+from wavealign.masks.block_mask import BlockMask
+from wavealign.masks.files import load_mask
+from wavealign.order.policies import build_schedule
+from wavealign.report.page.figures import PAPER
+from wavealign.report.page.gather import BASELINE, Block, Column, Unit
+from wavealign.report.page.svg import Axis, Line, chart
+from wavealign.report.progress import Progress
+from wavealign.sim.curve import curve_sizes, hit_curve
+from wavealign.sim.setup import Setup
+from wavealign.units import parse_heads
+
+_MOST_MASKS = 12  # a page of curves; the rest is said to be left out
+_KINDS = ("base", "paper", "best", "second")
+
+
+@dataclass(frozen=True)
+class MaskCurves:
+    """The curves of one mask."""
+
+    column: str
+    chart: Markup
+
+
+@dataclass
+class CurveSet:
+    """The curves of a device and kernel.
+
+    Attributes:
+        labels: settings that they belong to.
+        title: device, kernel and rows in flight.
+        policies: what is drawn, with the class of each line.
+        masks: one each.
+        notes: what is missing, and why.
+    """
+
+    labels: list[str]
+    title: str
+    policies: list[tuple[str, str]]
+    masks: list[MaskCurves] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def paths_of(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    """Mask files: those given (folders for all their npz files), and those of manifests.
+
+    Raises:
+        InputError: a given path that isn't there, or a folder without masks.
+    """
+    found: list[Path] = []
+    for path in map(Path, given):
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not files or not path.exists():
+            raise InputError(f"{path}: holds no masks; expected an npz file, or a folder of them.")
+        found += files
+    for folder, manifest in manifests.items():
+        named = [*_named_files(manifest.get("paths")), *_named_files(manifest.get("masks"))]
+        for name in named:
+            places = [Path(name), Path(folder) / name]
+            found += [place for place in places if place.is_file()][:1]
+    return list(dict.fromkeys(found))
+
+
+def _named_files(masks: Any) -> Iterable[str]:
+    """Paths in a manifest's list of masks: strings, or objects with a path."""
+    entries = masks.values() if isinstance(masks, dict) else masks or ()
+    for entry in entries:
+        value = entry
+        if isinstance(entry, dict):
+            value = entry.get("path") or entry.get("file")
+        if isinstance(value, str):
+            yield value
+
+
+def find_masks(
+    units: Iterable[Unit],
+    paths: Sequence[Path],
+    given: int,
+    notes: list[str],
+    block: tuple[int, int] | None = None,
+    key: str | None = None,
+) -> dict[Unit, BlockMask]:
+    """The masks that ran, found in files by digest.
+
+    Args:
+        units: what ran.
+        paths: files, the first `given` of which a user named.
+        given: a file among these that can't be read is an error, another one a note.
+        notes: of files that were passed over.
+        block, key: how to read files that don't say, as in `load_mask`.
+
+    Raises:
+        InputError: a file that a user named can't be read.
+    """
+    wanted = list(units)
+    found: dict[Unit, BlockMask] = {}
+    for number, path in enumerate(paths):
+        if len(found) == len(wanted):
+            break
+        try:
+            loaded = load_mask(path, block, key)
+        except InputError as problem:
+            if number < given:
+                raise
+            notes.append(f"mask passed over: {problem}")
+            continue
+        parts: dict[str, BlockMask | None] = {}
+        for unit in wanted:
+            if unit in found:
+                continue
+            if unit.heads not in parts:
+                parts[unit.heads] = _heads(loaded.mask, unit.heads)
+            mask = parts[unit.heads]
+            if mask is not None and mask.digest == unit.digest:
+                found[unit] = mask
+    return found
+
+
+def _heads(mask: BlockMask, heads: str) -> BlockMask | None:
+    try:
+        chosen = parse_heads(heads, mask.H)
+    except InputError:
+        return None  # another mask's heads
+    return mask if chosen == list(range(mask.H)) else mask.select_heads(chosen)
+
+
+def curve_sets(
+    blocks: Sequence[Block], masks: Mapping[Unit, BlockMask], jobs: int, quiet: bool
+) -> list[CurveSet]:
+    """Curves for each device and kernel: `original`, the paper's order, the two best ones."""
+    sets: dict[tuple[str, str], CurveSet] = {}
+    work: list[tuple[CurveSet, Block, Column, Unit]] = []
+    for block in blocks:
+        name = (block.setting.device, block.setting.kernel)
+        if name in sets:
+            sets[name].labels.append(block.label)
+            continue
+        sets[name] = CurveSet([block.label], " · ".join(name), _policies(block))
+        known = [(c, u) for c in block.columns for u in c.units[:1] if u in masks]
+        missing = len(block.columns) - len(known)
+        if missing:
+            sets[name].notes.append(
+                f"{missing} of {len(block.columns)} masks aren't at hand: name their files with "
+                "--mask."
+            )
+        if len(known) > _MOST_MASKS:
+            sets[name].notes.append(
+                f"The first {_MOST_MASKS} of {len(known)} masks; wavealign curve draws the others."
+            )
+        work += [(sets[name], block, column, unit) for column, unit in known[:_MOST_MASKS]]
+    with Progress(len(work), "miss-ratio curves", quiet) as progress:
+        for curves, block, column, unit in work:
+            try:
+                curves.masks.append(
+                    _curves(block, curves.policies, column, unit, masks[unit], jobs)
+                )
+            except InputError as problem:
+                curves.notes.append(f"{column.label}: {problem}")
+            progress.advance(column.label)
+    return list(sets.values())
+
+
+def _curves(
+    block: Block,
+    policies: Sequence[tuple[str, str]],
+    column: Column,
+    unit: Unit,
+    mask: BlockMask,
+    jobs: int,
+) -> MaskCurves:
+    setting = block.setting
+    runs = [row.result for row in block.rows if row.result.mask_digest == unit.digest]
+    setup = Setup.make(setting.device, setting.kernel, wave=runs[0].wave, model="fast")
+    seed = runs[0].seed
+    sizes = curve_sizes(mask, setup)
+    lines = []
+    for policy, kind in policies:
+        schedule = build_schedule(mask, policy, setup.wave, seed, jobs)
+        curve = hit_curve(mask, schedule, setup, sizes)
+        if not curve.requested_bytes:
+            raise InputError("the mask keeps no block.")
+        points = [
+            (size / 2**20, 1 - float(hit))
+            for size, hit in zip(curve.sizes_bytes, curve.hit_frac, strict=True)
+        ]
+        lines.append(Line(points, kind, policy))
+    x = Axis("L2 size (MiB)", sizes[0] / 2**20, sizes[-1] / 2**20, binary=True)
+    y = Axis(
+        "miss ratio (%)", 0.0, max(1e-3, *(v for li in lines for _, v in li.points)), percent=True
+    )
+    at = setup.l2_capacity_bytes / 2**20
+    label = f"Miss ratio against L2 size, {column.label}, {', '.join(name for name, _ in policies)}"
+    rules = [(at, f"{setting.device}, {at:.0f} MiB")] if x.low <= at <= x.high else []
+    return MaskCurves(
+        column.label if len(column.units) == 1 else f"{column.label}, head {unit.heads}",
+        chart(x, y, label, lines=lines, verticals=rules),
+    )
+
+
+def _policies(block: Block) -> list[tuple[str, str]]:
+    """`original`, the paper's order, the best and the second best of the rest, with classes."""
+    ranked = [s.policy for s in block.standings if s.policy not in (BASELINE, PAPER)]
+    usable = [policy for policy in ranked if _buildable(policy)][:2]
+    return list(zip((BASELINE, PAPER, *usable), _KINDS, strict=False))
+
+
+def _buildable(policy: str) -> bool:
+    from wavealign.order.policies import parse_policy
+
+    try:
+        parse_policy(policy)
+    except InputError:
+        return False  # a schedule file, or a policy of another version
+    return True

@@ -1,0 +1,411 @@
+"""What the page is about: settings, masks, policies, and what each policy gains on each mask.
+
+A *setting* is all that a time depends on beside mask and policy: source, device, kernel, regime.
+A *unit* is a launch's mask (digest and heads); a *family* is the units of one mask file; a *column*
+of the page is a family as one launch or, where only its heads ran on their own, as the mean over
+them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wavealign.report.rows import Loaded, Row
+from wavealign.results import RunResult
+
+BASELINE = "original"
+TIE_FRAC = 0.01  # policies closer than this are said to be as good as each other
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a time depends on beside mask and policy.
+
+    Attributes:
+        source, device, kernel, regime: as in a row.
+        model: of the simulator, None where measured.
+        l2_capacity_bytes: the L2 modelled, None where measured.
+        launch: what is unusual about a measured launch: batch, K/V heads, head size, dtype.
+        wave: rows in flight, where one mask ran with several; else None.
+    """
+
+    source: str
+    device: str
+    kernel: str
+    regime: str
+    model: str | None
+    l2_capacity_bytes: int | None
+    launch: str = ""
+    wave: int | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The mask of a launch: digest, heads, name, and the bytes of a K/V block."""
+
+    digest: str
+    heads: str
+    mask: str
+    kv_block_bytes: int
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one head."""
+        return re.fullmatch(r"\d+", self.heads) is not None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A policy on a unit or a column, in one setting; means over repeats, seeds and campaigns.
+
+    Attributes:
+        policy: the recipe.
+        time_ms, hit_frac, hbm_read_bytes, energy_j: None where a row doesn't say.
+        speedup: time of `original` in the same campaign / time.
+        read_ratio: HBM reads / those of `original`.
+        planning_ms: making the schedule.
+        rows: behind the figures.
+    """
+
+    policy: str
+    time_ms: float | None
+    hit_frac: float | None
+    hbm_read_bytes: float | None
+    energy_j: float | None
+    speedup: float | None
+    read_ratio: float | None
+    planning_ms: float | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """A mask as a reader thinks of it.
+
+    Attributes:
+        label: unique on the page.
+        units: one launch, or the heads that ran on their own.
+    """
+
+    label: str
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A policy against the first of the ranking, on the columns that both ran on.
+
+    Attributes:
+        policy: the recipe.
+        ratio: geometric mean of its speedups / those of the first; above 1 where it is faster.
+        columns: how many.
+    """
+
+    policy: str
+    ratio: float
+    columns: int
+
+
+@dataclass
+class Block:
+    """All of one setting.
+
+    Attributes:
+        setting: which.
+        label: unique on the page.
+        rows: its runs.
+        columns: its masks.
+        cells: by column label and policy.
+        units: by unit and policy.
+        families: the label of every unit's mask file.
+        ranking: policies that ran on every column, by geometric mean of their speedups.
+        standings: every policy with a speedup, best first.
+    """
+
+    setting: Setting
+    label: str
+    rows: list[Row]
+    columns: list[Column] = field(default_factory=list)
+    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
+    units: dict[Unit, dict[str, Cell]] = field(default_factory=dict)
+    families: Mapping[Unit, str] = field(default_factory=dict)
+    ranking: list[tuple[str, float]] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
+
+    def best(self, column: Column) -> Cell | None:
+        """The fastest policy of a column; None where no time is known."""
+        cells = [c for c in self.cells[column.label].values() if c.time_ms is not None]
+        return min(cells, key=lambda c: (-(c.speedup or 0), c.time_ms), default=None)
+
+    def as_good(self, column: Column, best: Cell) -> list[str]:
+        """Other policies that gain as much as the best one, within 1 %."""
+        return [
+            cell.policy
+            for cell in self.cells[column.label].values()
+            if cell.policy != best.policy
+            and cell.speedup
+            and best.speedup
+            and cell.speedup >= best.speedup / (1 + TIE_FRAC)
+        ]
+
+
+def blocks(loaded: Loaded) -> list[Block]:
+    """The settings, measured ones first, then those with most rows."""
+    by_setting: defaultdict[Setting, list[Row]] = defaultdict(list)
+    for row in loaded.rows:
+        by_setting[_setting(row.result)].append(row)
+    found: list[tuple[Setting, list[Row]]] = []
+    for setting, rows in by_setting.items():
+        found += _split_waves(setting, rows)
+    found.sort(key=lambda item: (item[0].source != "measured", -len(item[1])))
+    labels = _labels([setting for setting, _ in found])
+    families = _families(loaded.rows)
+    return [
+        _block(Block(setting, label, rows, families=families))
+        for (setting, rows), label in zip(found, labels, strict=True)
+    ]
+
+
+def unit_of(row: RunResult) -> Unit:
+    """The mask of a row's launch."""
+    return Unit(row.mask_digest, row.heads, row.mask, row.kv_block_bytes)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of at least one positive value."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _setting(row: RunResult) -> Setting:
+    usual = {"batch": 1, "kv_heads": _count(row.heads), "head_dim": 128, "dtype": "bf16"}
+    launch = ", ".join(
+        f"{name} {value}"
+        for name, expected in usual.items()
+        if (value := getattr(row, name)) not in (None, expected)
+    )
+    return Setting(
+        row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes, launch
+    )
+
+
+def _count(heads: str) -> int:
+    """How many heads a list such as ``"0,3-7"`` names."""
+    parts = [[int(n) for n in re.findall(r"\d+", part)] for part in heads.split(",")]
+    return sum(part[-1] - part[0] + 1 for part in parts if part)
+
+
+def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[Row]]]:
+    """By wave, where a mask ran with several; a tile's own wave needn't be told apart."""
+    waves: defaultdict[Unit, set[int]] = defaultdict(set)
+    for row in rows:
+        waves[unit_of(row.result)].add(row.result.wave)
+    if all(len(found) == 1 for found in waves.values()):
+        return [(setting, rows)]
+    parts: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        parts[row.result.wave].append(row)
+    return [(Setting(**{**vars(setting), "wave": wave}), parts[wave]) for wave in sorted(parts)]
+
+
+def _labels(settings: Sequence[Setting]) -> list[str]:
+    """Short names, with as much detail as tells them apart."""
+
+    def name(s: Setting, detail: bool) -> str:
+        parts = [s.source, s.device, s.kernel]
+        if s.regime != "single":
+            parts.append(f"{s.regime} state" if s.regime == "steady" else s.regime)
+        if s.launch:
+            parts.append(s.launch)
+        if s.wave is not None:
+            parts.append(f"W = {s.wave}")
+        if detail and s.model is not None:
+            parts += [f"{s.model} model", f"L2 {(s.l2_capacity_bytes or 0) / 2**20:.1f} MiB"]
+        return " · ".join(parts)
+
+    models: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
+    for s in settings:
+        models[s.source, s.device, s.kernel, s.regime].add((s.model, s.l2_capacity_bytes))
+    return [name(s, len(models[s.source, s.device, s.kernel, s.regime]) > 1) for s in settings]
+
+
+def _families(rows: Sequence[Row]) -> dict[Unit, str]:
+    """Units by mask file, as far as rows tell: one name, joined by the results they are in.
+
+    Where a name stands for several files, the results' folder, their file or a digest is added.
+    """
+    origins: defaultdict[Unit, set[str]] = defaultdict(set)
+    for row in rows:
+        origins[unit_of(row.result)].add(row.origin)
+    by_name: defaultdict[str, list[tuple[set[str], list[Unit]]]] = defaultdict(list)
+    for unit in sorted(origins, key=_unit_order):
+        joined, members = set(origins[unit]), [unit]
+        apart = []
+        for known, others in by_name[unit.mask]:
+            if known & joined:
+                joined, members = known | joined, [*others, *members]
+            else:
+                apart.append((known, others))
+        by_name[unit.mask] = [*apart, (joined, members)]
+    labels: dict[Unit, str] = {}
+    for name, groups in by_name.items():
+        for number, suffix in enumerate(_suffixes(groups)):
+            labels |= dict.fromkeys(groups[number][1], name + suffix)
+    return labels
+
+
+def _suffixes(groups: Sequence[tuple[set[str], list[Unit]]]) -> list[str]:
+    """What tells files of one name apart; nothing for a single one."""
+    if len(groups) == 1:
+        return [""]
+    first = [Path(min(origins)) for origins, _ in groups]
+    folders = [path.parent.name if path.suffix == ".jsonl" else path.name for path in first]
+    for choice in (folders, [path.stem for path in first]):
+        if all(choice) and len(set(choice)) == len(choice):
+            return [f" ({text})" for text in choice]
+    return [f" ({units[0].digest[:6]})" for _, units in groups]
+
+
+def _columns(units: Iterable[Unit], families: Mapping[Unit, str]) -> list[Column]:
+    """The masks of a setting: whole launches, or the heads that ran on their own."""
+    by_family: defaultdict[str, list[Unit]] = defaultdict(list)
+    for unit in sorted(units, key=_unit_order):
+        by_family[families[unit]].append(unit)
+    columns = []
+    for name, members in by_family.items():
+        if len({unit.heads for unit in members}) < len(members):
+            # Several files after all in the same results, or several sizes of a K/V block.
+            for u in members:
+                same = sum(other.digest == u.digest for other in members) > 1
+                size = f", K/V blocks of {u.kv_block_bytes:,} bytes" if same else ""
+                columns.append(Column(f"{name} [{u.heads}] {u.digest[:6]}{size}", (u,)))
+            continue
+        launches = [unit for unit in members if not unit.single]
+        if not launches:
+            columns.append(Column(name, tuple(members)))
+            continue
+        columns += [
+            Column(f"{name} [{u.heads}]" if len(launches) > 1 else name, (u,)) for u in launches
+        ]
+    return columns
+
+
+def _unit_order(unit: Unit) -> tuple[object, ...]:
+    return unit.mask, not unit.single, _natural(unit.heads), unit.digest, unit.kv_block_bytes
+
+
+def _natural(heads: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", heads))
+
+
+def _block(block: Block) -> Block:
+    by_unit: defaultdict[Unit, defaultdict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in block.rows:
+        by_unit[unit_of(row.result)][row.result.policy].append(row)
+    for unit, policies in by_unit.items():
+        base = policies.get(BASELINE, [])
+        block.units[unit] = {
+            policy: _unit_cell(policy, rows, base) for policy, rows in policies.items()
+        }
+    block.columns = _columns(block.units, block.families)
+    for column in block.columns:
+        block.cells[column.label] = _column_cells([block.units[u] for u in column.units])
+    speedups: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for label, cells in block.cells.items():
+        for policy, cell in cells.items():
+            if cell.speedup is not None:
+                speedups[policy][label] = cell.speedup
+    whole = max(map(len, speedups.values()), default=0)
+    means = [(p, geometric_mean(v.values())) for p, v in speedups.items() if len(v) == whole]
+    block.ranking = sorted(means, key=lambda item: -item[1])
+    if block.ranking:
+        leader = speedups[block.ranking[0][0]]
+        for policy, own in speedups.items():
+            ratios = [value / leader[label] for label, value in own.items() if label in leader]
+            if ratios:
+                block.standings.append(Standing(policy, geometric_mean(ratios), len(ratios)))
+        block.standings.sort(key=lambda standing: -standing.ratio)
+    return block
+
+
+def _unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
+    return Cell(
+        policy,
+        _mean(rows, "time_ms"),
+        _mean(rows, "l2_hit_frac", logarithmic=False),
+        _mean(rows, "hbm_read_bytes"),
+        _mean(rows, "energy_j"),
+        _against(base, rows, "time_ms"),
+        _inverse(_against(base, rows, "hbm_read_bytes")),
+        _average([row.planning_ms for row in rows if row.planning_ms is not None]),
+        len(rows),
+    )
+
+
+def _column_cells(units: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """Cells of a column: those of its unit, or the mean over the units that ran the policy."""
+    if len(units) == 1:
+        return dict(units[0])
+    found = {}
+    for policy in dict.fromkeys(policy for cells in units for policy in cells):
+        cells = [unit[policy] for unit in units if policy in unit]
+        if len(cells) < len(units):
+            continue  # a mean over some of the heads can't be compared with one over all
+
+        def total(name: str, members: Sequence[Cell] = tuple(cells)) -> float | None:
+            values = [getattr(cell, name) for cell in members]
+            return None if None in values else sum(values)
+
+        def mean(name: str, members: Sequence[Cell] = tuple(cells)) -> float | None:
+            values = [getattr(cell, name) for cell in members]
+            return None if None in values else geometric_mean(values) if min(values) > 0 else 0.0
+
+        hits = [cell.hit_frac for cell in cells if cell.hit_frac is not None]
+        found[policy] = Cell(
+            policy,
+            total("time_ms"),
+            _average(hits) if len(hits) == len(cells) else None,
+            total("hbm_read_bytes"),
+            total("energy_j"),
+            mean("speedup"),
+            mean("read_ratio"),
+            total("planning_ms"),
+            sum(cell.rows for cell in cells),
+        )
+    return found
+
+
+def _against(base: Sequence[Row], rows: Sequence[Row], name: str) -> float | None:
+    """Value of `original` / value, each row against its own campaign where that has one."""
+    if not base:
+        return None
+    logs = []
+    for row in rows:
+        value = getattr(row.result, name)
+        own = [other for other in base if other.origin == row.origin]
+        reference = _mean(own, name) or _mean(base, name)
+        if value and reference:
+            logs.append(math.log(reference / value))
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def _mean(rows: Sequence[Row], name: str, logarithmic: bool = True) -> float | None:
+    values = [v for row in rows if (v := getattr(row.result, name)) is not None]
+    if not values:
+        return None
+    if not logarithmic or min(values) <= 0:
+        return _average(values)
+    return geometric_mean(values)
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _inverse(value: float | None) -> float | None:
+    return None if value is None else 1 / value

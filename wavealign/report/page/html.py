@@ -1,0 +1,215 @@
+"""The page: everything gathered, rendered into one file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from wavealign._version import __version__
+from wavealign.masks.block_mask import BlockMask
+from wavealign.report.page import answers, figures, prediction, provenance, svg
+from wavealign.report.page.curves import CurveSet
+from wavealign.report.page.gather import Block, Unit, blocks, unit_of
+from wavealign.report.rows import Loaded
+
+_MOST_BYTES = 1_950_000  # of the page; rows of the table that don't fit are counted
+_MOST_CELLS = 2400  # of heat maps, over all settings: some 0.5 kB each with its tip and its point
+_FEWEST_POLICIES = 8
+
+# Field, heading, digits, factor; None for text. Columns with a single value become a sentence.
+_COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
+    ("policy", "policy", None, 1),
+    ("mask", "mask", None, 1),
+    ("speedup", "speedup (×)", 3, 1),
+    ("time_ms", "time (ms)", 2, 1),
+    ("l2_hit_frac", "L2 hit (%)", 1, 100),
+    ("hbm_read_bytes", "HBM reads (GB)", 2, 1e-9),
+    ("energy_j", "energy (J)", 2, 1),
+    ("planning_ms", "planning (ms)", 1, 1),
+    ("heads", "heads", None, 1),
+    ("source", "source", None, 1),
+    ("device", "device", None, 1),
+    ("kernel", "kernel", None, 1),
+    ("regime", "regime", None, 1),
+    ("limit_ms", "limit (ms)", 2, 1),
+    ("clock_ghz", "clock (GHz)", 2, 1),
+    ("wave", "W", 0, 1),
+    ("seed", "seed", 0, 1),
+)
+_FILTERS = ("source", "device", "kernel", "regime", "mask", "policy")
+
+
+def render(
+    loaded: Loaded,
+    masks: Mapping[Unit, BlockMask],
+    curves: Sequence[CurveSet],
+    title: str,
+    notes: Sequence[str] = (),
+) -> str:
+    """The page as HTML.
+
+    Args:
+        loaded: rows and failed trials.
+        masks: those at hand, for their shapes.
+        curves: miss-ratio curves, computed before.
+        title: of the page.
+        notes: what the reader must know about the page itself.
+    """
+    from jinja2 import Environment
+
+    found = blocks(loaded)
+    page = files("wavealign.report.page")
+    script = page.joinpath("page.js").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(breakable=breakable, change=_change, signs=_signs)
+    template = environment.from_string(page.joinpath("page.html").read_text(encoding="utf-8"))
+    columns = sum(len(block.columns) for block in found)
+    most = max(_FEWEST_POLICIES, _MOST_CELLS // max(1, columns))
+    fields: dict[str, Any] = {
+        "title": title,
+        "version": __version__,
+        "css": Markup(page.joinpath("page.css").read_text(encoding="utf-8")),  # our own file
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "answers": [answers.answer(block) for block in found],
+        "blocks": [_block(block, most) for block in found],
+        "curves": curves,
+        "predictions": prediction.predictions(loaded.rows),
+        "facts": [(block.label, provenance.setting_facts(block)) for block in found],
+        "masks": provenance.mask_facts(loaded.rows, masks),
+        "counts": loaded.counts,
+        "failed": loaded.failed,
+        "notes": [*loaded.notes, *notes],
+        "key": svg.key,
+        "line_key": svg.line_key,
+    }
+
+    def with_table(most_bytes: int) -> str:
+        table = _table(found, most_bytes)
+        data = Markup(_script_safe(json.dumps(table["data"], separators=(",", ":"))))
+        return template.render(**fields, table=table, data=data)
+
+    rest = len(with_table(0).encode())
+    return with_table(_MOST_BYTES - rest)
+
+
+def breakable(text: str) -> Markup:
+    """A name that may be broken at its joints, instead of running out of its box."""
+    return Markup("<wbr>").join(re.split(r"(?<=[+/,_])|(?=[(\[])", str(text)))
+
+
+def _change(ratio: float) -> str:
+    """A ratio as a change: ``"−17 %"``."""
+    percent = round(100 * (ratio - 1))
+    return _signs(f"{percent:+d} %" if percent else "±0 %")
+
+
+def _signs(text: str) -> str:
+    """Minus signs, and no line break before a %."""
+    return text.replace("-", "\N{MINUS SIGN}").replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _block(block: Block, most: int) -> dict[str, Any]:
+    """What the template shows of a setting."""
+    best = block.ranking[0][0] if block.ranking else None
+    policies = figures.shown_policies(block, most)
+    return {
+        "label": block.label,
+        "source": block.setting.source,
+        "columns": block.columns,
+        "heat": figures.heat_rows(block, policies),
+        "left_out": len(block.standings) - len(policies),
+        "several": len(block.columns) > 1,
+        "bests": answers.best_rows(block),
+        "energy": any(row.result.energy_j is not None for row in block.rows),
+        "best": best,
+        "hits": figures.hit_against_time(block, set(policies)),
+        "costs": figures.cost_against_gain(block),
+        "heads": figures.head_tables(block),
+    }
+
+
+def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
+    """Every run as columns and rows of plain values; what never varies becomes a sentence."""
+    speedups = {
+        (block.setting, unit, policy): cell.speedup
+        for block in found
+        for unit, cells in block.units.items()
+        for policy, cell in cells.items()
+    }
+    records = []
+    for block in found:
+        for row in block.rows:
+            key = (block.setting, unit_of(row.result), row.result.policy)
+            family = block.families[unit_of(row.result)]
+            extra = {"mask": family, "planning_ms": row.planning_ms, "speedup": speedups[key]}
+            records.append({**vars(row.result), **extra})
+    shown, constant = [], []
+    for column in _COLUMNS:
+        values: set[Any] = {record[column[0]] for record in records}
+        if values == {None}:
+            continue
+        if len(values) == 1 and column[0] not in ("policy", "mask", "time_ms"):
+            constant.append(f"{column[1]} {_shown(values.pop(), column)}")
+        else:
+            shown.append(column)
+    rows: list[list[Any]] = []
+    size = 0
+    for record in records:
+        line = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
+        size += len(_script_safe(json.dumps(line, separators=(",", ":")))) + 1
+        if size > most_bytes:
+            break
+        rows.append(line)
+    names = [column[0] for column in shown]
+    return {
+        "count": len(rows),
+        "left_out": len(records) - len(rows),
+        "constant": constant,
+        "data": {
+            "columns": [
+                {"name": heading, "digits": digits, "sticky": name == "policy"}
+                for name, heading, digits, _ in shown
+            ],
+            "filters": [names.index(name) for name in _FILTERS if name in names],
+            "rows": rows,
+        },
+    }
+
+
+def _compact(value: Any, digits: int | None, factor: float) -> Any:
+    if value is None or digits is None:
+        return value
+    return round(value * factor, digits + 1) if digits else value
+
+
+def _shown(value: Any, column: tuple[str, str, int | None, float]) -> str:
+    digits, factor = column[2], column[3]
+    return str(value) if digits is None else f"{value * factor:.{digits}f}"
+
+
+def _script_safe(text: str) -> str:
+    """JSON that can't end the script element around it."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def write_page(path: str | Path, text: str) -> int:
+    """Write the page, whole or not at all; its size in bytes.
+
+    Raises:
+        InputError: the path can't be written.
+    """
+    from wavealign.npz import whole_file
+
+    data = text.encode("utf-8")
+    with whole_file(path) as stream:
+        stream.write(data)
+    return len(data)
