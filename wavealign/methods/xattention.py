@@ -11,7 +11,6 @@ torch in float32, head by head.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wavealign.methods.params import XAttention
-from wavealign.methods.select import top_p
+from wavealign.methods.select import has_triton, top_p
 from wavealign.methods.site import Site
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
         return False
     if q.dtype not in (torch.bfloat16, torch.float16) or q.stride(-1) != 1 or k.stride(-1) != 1:
         return False
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
     from wavealign.methods._xattention_kernels import default_tile
