@@ -66,6 +66,7 @@ def test_masks_of_heads_are_those_of_each_head(name):
         ((2, 300, 4, 8), (4, 300, 8)),
         ((300, 8), (300, 8)),
         ((4, 0, 8), (4, 0, 8)),
+        ((4, 300, 8), (0, 300, 8)),
     ],
 )
 def test_bad_shapes(q, k):

@@ -150,7 +150,7 @@ def head_masks(
     if (
         q.ndim not in (3, 4)
         or rest[0] != rest[1]
-        or q.numel() == 0
+        or 0 in (*q.shape, *k.shape)
         or q.shape[axis] % k.shape[axis]
     ):
         raise InputError(

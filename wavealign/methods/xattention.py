@@ -86,7 +86,7 @@ def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     B, H = q.shape[:2]
     keep = torch.empty(B * H, shape.blocks, shape.blocks, dtype=torch.bool, device=q.device)
     rows = launch.blocks_per_tile
-    buffer = torch.empty(launch.chunk * rows, shape.columns, device=q.device)
+    buffer = torch.empty(launch.chunk * rows, shape.columns, dtype=torch.float32, device=q.device)
     for first in launch.chunks():
         scores = buffer[: min(launch.chunk, launch.tiles - first) * rows]
         launch.scores(first, scores)
@@ -160,7 +160,12 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         return _torch_scores(q, k, params)
     launch, shape = _launch(q[None, None], k[None, None], params)
     rows = launch.blocks_per_tile
-    scores = torch.zeros(max(launch.tiles * rows, shape.columns), shape.columns, device=q.device)
+    scores = torch.zeros(
+        max(launch.tiles * rows, shape.columns),
+        shape.columns,
+        dtype=torch.float32,
+        device=q.device,
+    )
     for first in launch.chunks():
         launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])
     return scores[: shape.columns]
