@@ -48,7 +48,14 @@ def check_masks(found, scores, p, blocks):
 
 different = 0
 for turn, (stride, tokens, padded) in enumerate(
-    [(8, 128, True), (4, 117, True), (8, 117, False), (4, 128, False), (2, 64, True)]
+    [
+        (8, 128, True),
+        (4, 117, True),
+        (8, 117, False),
+        (4, 128, False),
+        (2, 64, True),
+        (16, 128, True),
+    ]
 ):
     p = params.XAttention(
         (0.5, 0.9, 1.0)[turn % 3], stride, 16, norm=(1.0, 0.5)[turn % 2], pad_to=96,

@@ -13,7 +13,11 @@ import triton.language as tl
 MOST_COLUMNS = 16384
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "share_bits", "columns", "kept_columns", "rows_per_head", "row_tiles", "first_tile",
+    ]
+)  # fmt: skip
 def _top_p_rows(
     scores, keep, share_bits, columns, kept_columns, rows_per_head, row_tiles, first_tile,
     PER_TILE: tl.constexpr, INCLUSIVE: tl.constexpr, FORCED: tl.constexpr, LANES: tl.constexpr,

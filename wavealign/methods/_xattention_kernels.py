@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 SCRATCH_BYTES = 2**30
-_LANES = 256
+_LANES = 4096  # elements that _block_scores holds at once
 _LOG2_E = math.log2(math.e)
 
 
@@ -92,7 +92,14 @@ class Shape:
         return power and self.per_block <= min(tile.rows, tile.cells)
 
 
-@triton.jit
+# Lengths and counts change from call to call; what they divide by is worth no compilation.
+_SIZES = [
+    "tokens", "key_limit", "heads", "group", "first_tile", "tiles", "row_tiles", "column_tiles",
+    "width", "true_cells", "blocks", "columns",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def _partial_sums(
     q, k, partials,
     q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t,
@@ -156,7 +163,7 @@ def _partial_sums(
     tl.store(partials + target[:, None] + blocks[None, :], found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _block_scores(
     partials, scores, true_cells, blocks, columns, padding_cells, width, first_tile, row_tiles,
     PER_BLOCK: tl.constexpr, PER_TILE: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr,
@@ -271,7 +278,8 @@ class Launch:
                 self.partials, scores, shape.cells, shape.blocks, shape.columns,
                 float((shape.columns - shape.blocks) * shape.per_block), self.width,
                 first_tile, self.row_tiles,
-                PER_BLOCK=shape.per_block, PER_TILE=self.blocks_per_tile, LANES=_LANES,
+                PER_BLOCK=shape.per_block, PER_TILE=self.blocks_per_tile,
+                LANES=min(256, _LANES // shape.per_block),
                 PADDED=shape.padded_keys and shape.columns > shape.blocks,
             )  # fmt: skip
 

@@ -145,14 +145,20 @@ def head_masks(
     chosen = find_method(method)
     if not chosen.needs_qk:
         raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
-    queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
-    heads, key_heads = queries.shape[1], keys.shape[1]
-    alike = queries.ndim == 4 and q.ndim == k.ndim and len(queries) == len(keys)
-    if not alike or queries.shape[2:] != keys.shape[2:] or heads % key_heads:
+    axis = {3: 0, 4: 2}.get(q.ndim, 0)  # of the heads
+    rest = [(*x.shape[:axis], *x.shape[axis + 1 :]) for x in (q, k)]
+    if (
+        q.ndim not in (3, 4)
+        or rest[0] != rest[1]
+        or 0 in (*q.shape, *k.shape)
+        or q.shape[axis] % k.shape[axis]
+    ):
         raise InputError(
             f"q has shape {list(q.shape)} and k {list(k.shape)}; expected [H, L, D] or "
             "[B, L, H, D] each, the heads of k a divisor of those of q, and all else the same."
         )
+    queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
+    heads, key_heads = queries.shape[1], keys.shape[1]
     settings = params or chosen.params()
     if chosen.batched is not None:
         keep = _function(chosen.batched)(queries, keys, settings)

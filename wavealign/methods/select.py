@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
@@ -41,10 +42,16 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
     return torch.zeros_like(keep).scatter_(-1, ranks, keep)
 
 
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; PyTorch's CUDA builds bring it on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def _fused(scores: Tensor) -> bool:
     if not (scores.is_cuda and scores.dtype == torch.float32 and scores.numel()):
         return False
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
 

@@ -11,7 +11,6 @@ torch in float32, head by head.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wavealign.methods.params import XAttention
-from wavealign.methods.select import top_p
+from wavealign.methods.select import has_triton, top_p
 from wavealign.methods.site import Site
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     B, H = q.shape[:2]
     keep = torch.empty(B * H, shape.blocks, shape.blocks, dtype=torch.bool, device=q.device)
     rows = launch.blocks_per_tile
-    buffer = torch.empty(launch.chunk * rows, shape.columns, device=q.device)
+    buffer = torch.empty(launch.chunk * rows, shape.columns, dtype=torch.float32, device=q.device)
     for first in launch.chunks():
         scores = buffer[: min(launch.chunk, launch.tiles - first) * rows]
         launch.scores(first, scores)
@@ -108,7 +107,7 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
         return False
     if q.dtype not in (torch.bfloat16, torch.float16) or q.stride(-1) != 1 or k.stride(-1) != 1:
         return False
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
     from wavealign.methods._xattention_kernels import default_tile
@@ -161,7 +160,12 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         return _torch_scores(q, k, params)
     launch, shape = _launch(q[None, None], k[None, None], params)
     rows = launch.blocks_per_tile
-    scores = torch.zeros(max(launch.tiles * rows, shape.columns), shape.columns, device=q.device)
+    scores = torch.zeros(
+        max(launch.tiles * rows, shape.columns),
+        shape.columns,
+        dtype=torch.float32,
+        device=q.device,
+    )
     for first in launch.chunks():
         launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])
     return scores[: shape.columns]
