@@ -12,6 +12,7 @@ from wavealign._version import __version__
 from wavealign.cli.calibrate import calibrate
 from wavealign.cli.capture import capture
 from wavealign.cli.curve import curve
+from wavealign.cli.diagnose import diagnose
 from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
 from wavealign.cli.guard import guard
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 for command in (
-    sim, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
-    doctor,
+    sim, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies, methods,
+    devices, doctor,
 ):  # fmt: skip
     main.add_command(command)

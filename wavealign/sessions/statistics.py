@@ -67,7 +67,7 @@ class Stopwatch:
     """Time by kind; on a GPU without making the host wait."""
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._pending: deque[tuple[Kind, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextmanager
