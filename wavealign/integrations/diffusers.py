@@ -36,6 +36,18 @@ _MODELS = {
     ),
 }
 _SLOT = "_wavealign"
+SESSION_NAMES = ("gsrs", "adaspa", "liteattention", "topk")
+
+
+class Site(Protocol):
+    """What stands behind a self-attention of an enabled transformer."""
+
+    min_tokens: int
+    original: Any  # the processor
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of ``[B, tokens, H, D]``."""
+        ...
 
 
 class MaskFunction(Protocol):
@@ -69,13 +81,13 @@ class _Site:
         return out
 
 
-_active: contextvars.ContextVar[_Site | None] = contextvars.ContextVar("site", default=None)
+_active: contextvars.ContextVar[Site | None] = contextvars.ContextVar("site", default=None)
 
 
 class _Processor:
     """The model's processor, with its site active while it runs."""
 
-    def __init__(self, site: _Site) -> None:
+    def __init__(self, site: Site) -> None:
         self._site = site
 
     def __getattr__(self, name: str) -> Any:
@@ -119,6 +131,11 @@ def enable(
         InputError: another model, one that is enabled already, or unknown names.
     """
     name, module_name, sites = _sites_of(transformer)
+    if isinstance(method, str) and method in SESSION_NAMES:
+        raise InputError(
+            f"{method} searches at some steps of a run and reuses in between: "
+            "wavealign.integrations.diffusers_sessions.enable_session."
+        )
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     if any(isinstance(site.processor, _Processor) for site in sites):
@@ -146,6 +163,9 @@ def disable(transformer: torch.nn.Module) -> None:
         raise InputError(f"this {name} isn't enabled.")
     for module in sites:
         if isinstance(module.processor, _Processor):
+            run = getattr(module.processor._site, "run", None)
+            if run is not None:
+                run.hook.remove()
             module.processor = module.processor._site.original
 
 
@@ -208,8 +228,9 @@ def _sites_of(transformer: torch.nn.Module) -> tuple[str, str, list[Any]]:
 
 def _enabled(transformer: torch.nn.Module) -> Iterator[_Site]:
     for module in _sites_of(transformer)[2]:
-        if isinstance(module.processor, _Processor):
-            yield module.processor._site
+        site = getattr(module.processor, "_site", None)
+        if isinstance(site, _Site):
+            yield site
 
 
 def _install(module: Any) -> None:
