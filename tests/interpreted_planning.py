@@ -3,9 +3,7 @@
 Launches the planner's Triton kernels on CPU tensors and compares with the torch operations.
 """
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
+import interpreter  # noqa: F401, I001 (before anything that imports triton)
 
 import numpy as np
 import torch

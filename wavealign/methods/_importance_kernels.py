@@ -71,6 +71,29 @@ def _distances(positions, tokens, rows, columns, AXES: tl.constexpr):
 
 
 @triton.jit
+def _log2(x, HARDWARE: tl.constexpr):
+    """The hardware's logarithm, off by at most 2^-22 of its value, or of 1.
+
+    `tl.log2` branches, and with branches in the loop ptxas runs all tensor-core products one by
+    one. The interpreter has no inline assembly.
+    """
+    if HARDWARE:
+        result = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        result = tl.log2(x)
+    return result
+
+
+@triton.jit
+def _store_rows(out, result, sequence, head, rows, tokens, H, D: tl.constexpr):
+    at = (sequence.to(tl.int64) * tokens + rows) * H + head
+    at = at[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=rows[:, None] < tokens)
+
+
+@triton.jit
 def attend_blocks(
     q, k, v, out, lse, sums, entropy, distance, positions, table, counts, starts, indices,
     q_strides, k_strides, v_strides, scale_log2, tokens_q, tokens_kv, H, H_kv, N, first_head,
@@ -78,6 +101,7 @@ def attend_blocks(
     D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, TILE: tl.constexpr,
     DENSE: tl.constexpr, RAGGED: tl.constexpr, SUMS: tl.constexpr, ENTROPY: tl.constexpr,
     DISTANCE: tl.constexpr, AXES: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+    HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """One CTA per (slot, head of this round): a query block over its list, or over all (DENSE).
 
@@ -113,6 +137,19 @@ def attend_blocks(
     first_row = block * BLOCK_Q
     within = tl.arange(0, BLOCK_Q)
     rows = first_row + within
+    own = folded.to(tl.int64) * tokens_q + rows
+    # Gone before the loop, so that the loop runs at least once: ptxas runs all tensor-core products
+    # one by one where the accumulator may also come from a path around them.
+    if count <= 0:
+        nothing = tl.zeros([BLOCK_Q], tl.float32)
+        acc = tl.zeros([BLOCK_Q, D], tl.float32)
+        _store_rows(out, acc, sequence, head, rows, tokens_q, H, D)
+        tl.store(lse + own, nothing - float("inf"), mask=rows < tokens_q)
+        if ENTROPY:
+            tl.store(entropy + own, nothing, mask=rows < tokens_q)
+        if DISTANCE:
+            tl.store(distance + own, nothing, mask=rows < tokens_q)
+        return
     queries = _load_tile(q, q_strides, sequence, head, first_row, tokens_q, BLOCK_Q, D, TMA, True)
 
     highest = tl.full([BLOCK_Q], _LOWEST, tl.float32)
@@ -162,6 +199,10 @@ def attend_blocks(
                     travel = travel * shrink + tl.sum(weights * apart, 1)
             total = total * shrink + tile_total
             block_total = block_total * shrink + tile_total
+            if SUMS and part == BLOCK_KV // TILE - 1:
+                # A streaming store: K and V are what L2 is for.
+                block_sums = new_highest + _log2(block_total, HARDWARE)
+                tl.store(g + step * BLOCK_Q, block_sums, cache_modifier=".cs")
             acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
             highest = new_highest
         if DISTANCE and AXES == 0:
@@ -169,10 +210,6 @@ def attend_blocks(
             span: tl.constexpr = (BLOCK_Q + BLOCK_KV - 1) // BLOCK_KV
             meets = (place >= 0) & (place < span)
             overlapping |= tl.where(meets, 1 << tl.where(meets, place, 0), 0)
-        if SUMS:
-            # Streaming stores: K and V are what L2 is for.
-            tl.store(g, highest + tl.log2(block_total), cache_modifier=".cs")
-            g += BLOCK_Q
 
     if DISTANCE and AXES == 0:
         span_tiles: tl.constexpr = ((BLOCK_Q + BLOCK_KV - 1) // BLOCK_KV) * (BLOCK_KV // TILE)
@@ -189,16 +226,9 @@ def attend_blocks(
                 apart = _distances(positions, tokens_q, rows, columns, AXES)
                 travel += tl.sum(weights * apart, 1)
 
-    real = rows < tokens_q
     nonzero = tl.where(total == 0.0, 1.0, total)
-    at = (sequence.to(tl.int64) * tokens_q + rows) * H + head
-    result = acc / nonzero[:, None]
-    tl.store(
-        out + at[:, None] * D + tl.arange(0, D)[None, :],
-        result.to(out.dtype.element_ty),
-        mask=real[:, None],
-    )
-    own = folded.to(tl.int64) * tokens_q + rows
+    _store_rows(out, acc / nonzero[:, None], sequence, head, rows, tokens_q, H, D)
+    real = rows < tokens_q
     log_total = tl.log2(nonzero)
     log_sum = tl.where(total == 0.0, -float("inf"), (highest + log_total) * _LN2)
     tl.store(lse + own, log_sum, mask=real)

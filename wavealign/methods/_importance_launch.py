@@ -136,7 +136,7 @@ class Search:
             D=D, BLOCK_Q=block_q, BLOCK_KV=block_kv, TILE=tile, DENSE=self._dense,
             RAGGED=tokens_kv % block_kv != 0, SUMS=self._sums_wanted,
             ENTROPY=self._entropy_wanted, DISTANCE=self._distance_wanted, AXES=self._axes,
-            TMA=tiles.tma, STAGES=tiles.stages, num_warps=tiles.warps,
+            TMA=tiles.tma, STAGES=tiles.stages, HARDWARE=q.is_cuda, num_warps=tiles.warps,
         )  # fmt: skip
 
     def weigh(self, first: int, heads: int) -> None:

@@ -172,8 +172,9 @@ def attend_with_importance(
         InputError: what doesn't fit together.
         MissingCapabilityError: Triton is asked for where it can't run.
     """
-    call = _checked(
-        q, k, v, block, candidates, schedule, reference_lse, diagnostics, positions
+    call = check_call(
+        q, k, v, block=block, candidates=candidates, schedule=schedule,
+        reference_lse=reference_lse, diagnostics=diagnostics, positions=positions,
     )  # fmt: skip
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
@@ -220,17 +221,23 @@ def _need_triton(q: Tensor) -> None:
         )
 
 
-def _checked(
+def check_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    block: tuple[int, int],
-    candidates: Tensor | None,
-    schedule: Lists | None,
-    reference_lse: Tensor | None,
-    diagnostics: bool,
-    positions: Tensor | None,
+    *,
+    block: tuple[int, int] = (128, 128),
+    candidates: Tensor | None = None,
+    schedule: Lists | None = None,
+    reference_lse: Tensor | None = None,
+    diagnostics: bool = False,
+    positions: Tensor | None = None,
 ) -> Call:
+    """A call from what `attend_with_importance` was given.
+
+    Raises:
+        InputError: what doesn't fit together.
+    """
     _check_sequences(q, k, v)
     if len(block) != 2 or min(block) < 1:
         raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
