@@ -54,15 +54,16 @@ def select_top_p(scores: Tensor, share: float, candidates: Tensor | None = None)
         candidates: bool, shaped as `scores`; nothing else is kept.
 
     Returns:
-        bool ``(..., N)``. A row without candidates keeps nothing.
+        bool ``(..., N)``. What scores 0 is never kept, so a row without candidates keeps nothing.
     """
     if candidates is None:
-        return _by_parts(lambda part: top_p(part, share, "inclusive"), scores)
-    return _by_parts(
-        lambda part, among: top_p(part.where(among, 0), share, "inclusive") & among,
-        scores,
-        candidates,
-    )
+        return _by_parts(lambda part: top_p(part, share, "inclusive") & (part > 0), scores)
+
+    def among_candidates(part: Tensor, among: Tensor) -> Tensor:
+        part = part.where(among, 0)
+        return top_p(part, share, "inclusive") & (part > 0)
+
+    return _by_parts(among_candidates, scores, candidates)
 
 
 def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None = None) -> Tensor:
