@@ -31,7 +31,7 @@ def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_torch_path_equals_the_definition(data):
     def number(low, high):
@@ -159,7 +159,7 @@ def test_views_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.tiles is None], ids=lambda case: case.name
+    "case", [c for c in CASES if c.tiles is None][::2], ids=lambda case: case.name
 )
 def test_the_torch_path_on_low_precision(case):
     assert case.check("cpu", "torch") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def attend_chunked(call: Call) -> Importance:
     q, k = call.q, call.k
     B, tokens, H, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
-    options = {"dtype": torch.float32, "device": q.device}
+    options: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
     result = Importance(
         torch.zeros_like(q, memory_format=torch.contiguous_format),
         torch.full((B, H, tokens), -math.inf, **options),
@@ -41,7 +42,7 @@ def attend_chunked(call: Call) -> Importance:
                     _attend(call, result, b, h, (first, first + max(1, fit)), keys, values, None)
                 continue
             mine = candidates[min(b, len(candidates) - 1), h]
-            lists = mine.nonzero()[:, 1].split(mine.sum(-1).tolist())
+            lists = torch.split(mine.nonzero()[:, 1], mine.sum(-1).tolist())
             for u, blocks in enumerate(lists):
                 if len(blocks):
                     _attend(call, result, b, h, (u, u + 1), keys, values, blocks)

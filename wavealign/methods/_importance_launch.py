@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class Search:
         self._dense = call.candidates is None and call.schedule is None
         self._lists = _lists(call)
         width = call.N if call.schedule is None else call.schedule.indices.shape[-1]
-        options = {"dtype": torch.float32, "device": q.device}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         head_bytes = 4 * call.block_q * call.M * width
         fit = max(1, scratch_bytes // head_bytes) if sums else B * H
         count = math.ceil(B * H / fit)

@@ -1,0 +1,484 @@
+"""What GSRS's searches cost on a GPU, with and without WaveAlign's schedule.
+
+    python benchmarks/gsrs.py OUT.jsonl [--only check search ...] [--seconds 140] [--small]
+
+118,800 tokens (HunyuanVideo at 720p: a grid of 33x45x80, generalized Hilbert order), 24 heads of
+128, bf16. Q and K are synthetic: random Fourier features of the tokens' places, so that attention
+falls off with distance in the video, at a width drawn per head, plus noise; each head's temperature
+is set so that top-p .95 keeps a share of its blocks drawn from 3 to 70 %, some 30 % in all. The
+candidates are what the full search selects.
+
+- check: one head against the torch path, before anything is timed.
+- search: the full search and the one among the candidates, phase by phase, under each policy.
+- plain: block-sparse attention of the candidates without a search: the same kernel, and backends.
+- steps: the masks of p = .9, .85, .8, selected with and without reduced search, and their time.
+- diagnostics: entropy and distance, over the same kernel without them.
+- tiles: other tile shapes of phase 1.
+
+Times are medians of single launches, each with a cold L2, candidates in turn (time_single). How
+overhead is defined stands beside each factor. `--seconds`: sections that would begin later are left
+out. `--small` runs the same code on a few blocks on the CPU, Triton interpreted, without meaning.
+"""
+
+# ruff: noqa: E402 (the interpreter is chosen before triton is imported)
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+if "--small" in sys.argv:
+    sys.path.insert(0, str(ROOT / "tests"))
+    import interpreter  # noqa: F401 (before anything that imports triton)
+
+import torch
+
+from wavealign.methods._importance_launch import Search, Tiles
+from wavealign.methods.importance import SCRATCH_BYTES, attend_with_importance, check_call
+from wavealign.methods.select import top_p
+from wavealign.planning import ListLayout, Planner
+from wavealign.video.grid import TokenGrid
+from wavealign.video.orders import token_order
+
+POLICIES = ("original", "lockstep", "resync")
+TARGETS = (
+    .03, .05, .07, .1, .12, .14, .17, .2, .22, .24, .26, .28,
+    .3, .32, .34, .36, .38, .4, .43, .46, .5, .55, .62, .7,
+)  # fmt: skip
+SAMPLED_BLOCKS = 8
+PAPER_FACTOR = 13.75
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes, and where it runs."""
+
+    grid: TokenGrid
+    heads: int
+    head_dim: int
+    block: int
+    device: str
+    repeats: int
+
+    @property
+    def blocks(self) -> int:
+        """Query blocks, and K/V blocks."""
+        return math.ceil(self.grid.tokens / self.block)
+
+    @property
+    def wave(self) -> int:
+        """Rows in flight."""
+        if self.device == "cpu":
+            return 4
+        return torch.cuda.get_device_properties().multi_processor_count
+
+    def ms(self, launches: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """Median of each, in turn."""
+        if self.device == "cuda":
+            from wavealign.gpu.timing import time_single
+
+            found = time_single(launches, self.repeats, torch.device("cuda"))
+            return {name: times.median_ms for name, times in found.items()}
+        result = {}
+        for name, run in launches.items():
+            started = time.perf_counter()
+            run()
+            result[name] = 1e3 * (time.perf_counter() - started)
+        return result
+
+
+class Bench:
+    """Inputs, the candidates, and what was measured so far."""
+
+    def __init__(self, setting: Setting, out: Path) -> None:
+        self.setting = setting
+        self._out = out
+        self.ms: dict[str, float] = {}
+        self.q, self.k, self.v, self.places = self._inputs()
+        self._candidates: torch.Tensor | None = None
+        self.full_weights: torch.Tensor | None = None
+
+    def note(self, section: str, **values: Any) -> None:
+        """Keep a line of results."""
+        line = json.dumps({"section": section, **values})
+        print(line, file=sys.stderr, flush=True)
+        with self._out.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def time(self, section: str, launches: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """Time, note, and remember."""
+        found = self.setting.ms(launches)
+        self.ms |= found
+        self.note(section, ms=found)
+        return found
+
+    def call(self, **options: Any) -> Any:
+        """A checked call over all heads."""
+        block = (self.setting.block, self.setting.block)
+        return check_call(self.q, self.k, self.v, block=block, **options)
+
+    def schedule(self, mask: torch.Tensor, policy: str) -> Any:
+        """A schedule in buffers of its own."""
+        planner = Planner(tuple(mask.shape), mask.device, wave=self.setting.wave)
+        return planner(mask, policy)
+
+    @property
+    def candidates(self) -> torch.Tensor:
+        """Bool ``[H, M, N]``: top-p .95 of the full search."""
+        if self._candidates is None:
+            found = Search(self.call()).run()
+            self.full_weights = found.weights[0]
+            self._candidates = top_p(found.weights[0], 0.95, "inclusive")
+            counts = self._candidates.sum(-1).double()
+            self.note(
+                "candidates",
+                density=float(self._candidates.double().mean()),
+                head_densities=self._candidates.double().mean((1, 2)).tolist(),
+                nnz_spread=float((counts.std(-1) / counts.mean(-1)).mean()),
+                row_sum_error=float((found.weights.double().sum(-1) - 1).abs().max()),
+            )
+        return self._candidates
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        s = self.setting
+        generator = torch.Generator(s.device).manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=s.device)
+
+        order = torch.from_numpy(token_order("hilbert", s.grid)).to(s.device)
+        _, height, width = s.grid.shape
+        places = torch.stack(
+            [order // (height * width), order // width % height, order % width], -1
+        ).float()
+        tokens, D = s.grid.tokens, s.head_dim
+        q, k = torch.empty(2, 1, tokens, s.heads, D, device=s.device, dtype=torch.bfloat16)
+        targets = torch.tensor(TARGETS)[torch.arange(s.heads) * len(TARGETS) // s.heads].tolist()
+        for h in range(s.heads):
+            reach = 3.0 + 12.0 * h / s.heads  # tokens
+            phases = places @ (normal(3, D // 2) / reach)
+            features = torch.cat([phases.cos(), phases.sin()], -1)
+            # Some places look more sharply than others, so rows differ in length.
+            sharpness = (0.4 * (places @ (normal(3) / 9.0)).sin()).exp()[:, None]
+            queries = (features + 0.3 * normal(tokens, D)) * sharpness
+            keys = features + 0.3 * normal(tokens, D)
+            q[0, :, h] = queries * self._temperature(queries, keys, targets[h])
+            k[0, :, h] = keys
+        return q, k, normal(1, tokens, s.heads, D).to(q.dtype), places
+
+    def _temperature(self, queries: torch.Tensor, keys: torch.Tensor, target: float) -> float:
+        """The factor at which top-p .95 keeps a share of the blocks, on sampled query blocks."""
+        s = self.setting
+        picked = torch.linspace(0, s.blocks - 2, SAMPLED_BLOCKS, device=queries.device).long()
+        rows = (picked[:, None] * s.block + torch.arange(s.block, device=queries.device)).flatten()
+        whole = s.grid.tokens // s.block
+        scores = queries[rows] @ keys[: whole * s.block].T / math.sqrt(s.head_dim)
+        low, high = 0.0, 64.0
+        for _ in range(10):
+            middle = (low + high) / 2
+            mass = (scores * middle).softmax(-1).view(SAMPLED_BLOCKS, s.block, whole, s.block)
+            kept = top_p(mass.sum(-1).mean(1), 0.95, "inclusive").double().mean()
+            low, high = (middle, high) if kept > target else (low, middle)
+        return middle
+
+
+def check(bench: Bench) -> None:
+    """One head against the torch path, all blocks and candidates in a planned order."""
+    s = bench.setting
+    one = [
+        t[:, :, s.heads // 2 : s.heads // 2 + 1].contiguous() for t in (bench.q, bench.k, bench.v)
+    ]
+    block = (s.block, s.block)
+    for name in ("all", "candidates"):
+        lists, mask = {}, {}
+        if name == "candidates":
+            kept = torch.rand(1, s.blocks, s.blocks, device=s.device) < 0.3
+            lists, mask = {"schedule": bench.schedule(kept, "lockstep")}, {"candidates": kept}
+        options = {"block": block, "diagnostics": True}
+        fast = attend_with_importance(*one, kernel="triton", **options, **lists)
+        slow = attend_with_importance(*one, kernel="torch", **options, **mask)
+        error = (fast.weights - slow.weights) / slow.weights
+        chosen, right = (top_p(r.weights, 0.9, "inclusive") for r in (fast, slow))
+        sums = fast.weights.double().sum(-1)
+        bench.note(
+            "check", blocks=name,
+            weights_frac=float(error[slow.weights > 1e-30].abs().max()),
+            row_sum=float((sums - (slow.weights.sum(-1) > 0).double()).abs().max()),
+            out_frac=float((fast.out.float() - slow.out.float()).norm() / slow.out.float().norm()),
+            lse=float((fast.lse - slow.lse).nan_to_num().abs().max()),
+            entropy=float((fast.entropy - slow.entropy).abs().max()),
+            distance_frac=float(((fast.distance - slow.distance) / s.grid.tokens).abs().max()),
+            top_p_differs=int((chosen != right).sum()), top_p_keeps=int(right.sum()),
+        )  # fmt: skip
+
+
+def phases(search: Search, name: str) -> dict[str, Callable[[], object]]:
+    """Both phases, and the second one alone (over what the last round left)."""
+    return {
+        name: search.run,
+        f"{name}: phase 1": lambda: [search.attend(*r) for r in search.rounds],
+        f"{name}: phase 2": lambda: [search.weigh(*r) for r in search.rounds],
+    }
+
+
+def search(bench: Bench) -> None:
+    """Full and reduced search."""
+    mask = bench.candidates
+    full = Search(bench.call())
+    launches = phases(full, "full search")
+    bench.note("rounds", full=full.rounds, scratch_bytes=SCRATCH_BYTES)
+    launches["top-p .95 of all blocks"] = lambda: top_p(bench.full_weights, 0.95, "inclusive")
+    bench.time("search", launches)
+    del full, launches
+    planner = Planner(tuple(mask.shape), mask.device, wave=bench.setting.wave)
+    launches = {f"plan {p}": (lambda p=p: planner(mask, p)) for p in POLICIES}
+    for policy in POLICIES:
+        bound = Search(bench.call(schedule=bench.schedule(mask, policy)))
+        launches |= phases(bound, f"reduced search, {policy}")
+    bench.time("search", launches)
+
+
+def plain(bench: Bench) -> None:
+    """Without a search: the same kernel, then the backends."""
+    mask = bench.candidates
+    launches: dict[str, Callable[[], object]] = {
+        "plain dense, this kernel": Search(bench.call(), sums=False).run
+    }
+    for policy in POLICIES:
+        call = bench.call(schedule=bench.schedule(mask, policy))
+        launches[f"plain, this kernel, {policy}"] = Search(call, sums=False).run
+    bench.time("plain", launches)
+    for backend in ("triton", "fa4"):
+        try:
+            bench.time("plain", backend_launches(bench, mask, backend))
+        except Exception as problem:
+            bench.note("plain", backend=backend, failed=f"{type(problem).__name__}: {problem}")
+
+
+def backend_launches(
+    bench: Bench, mask: torch.Tensor, backend: str, policies: tuple[str, ...] = POLICIES,
+    suffix: str = "", dense: bool = True,
+) -> dict[str, Callable[[], object]]:  # fmt: skip
+    """A backend's kernel alone, rows gathered beforehand where it wants that."""
+    from wavealign.attention.backends import choose_backend
+    from wavealign.attention.inputs import geometry
+    from wavealign.gpu.fa4 import FlashAttention4
+    from wavealign.gpu.inputs import Inputs
+    from wavealign.gpu.move import gather_blocks
+    from wavealign.gpu.rows import TritonRows
+
+    s = bench.setting
+    block, tokens = (s.block, s.block), (s.grid.tokens, s.grid.tokens)
+    sizes = geometry(mask, 1, block, tokens)
+    choice = choose_backend(backend, sizes, None, s.device)
+    problem = sizes.problem(1, s.heads, s.head_dim, "bf16")
+    inputs = Inputs(bench.q, bench.k, bench.v)
+    launches: dict[str, Callable[[], object]] = {}
+    kernel: Any = TritonRows() if backend == "triton" else FlashAttention4()
+    if dense:
+        launches[f"plain dense, {backend}"] = kernel.bind_dense(problem, inputs).launch
+    for policy in policies:
+        layout: ListLayout = choice.layout(sizes)
+        planner = Planner(tuple(mask.shape), mask.device, wave=s.wave, layout=layout)
+        made = planner(mask, policy)
+        if backend == "triton":
+            bound = kernel.bind_arrays(
+                problem, inputs, made.table, made.counts, made.starts, made.indices
+            )
+        else:
+            moved = bench.q.new_zeros(1, sizes.M * s.block, s.heads, s.head_dim)
+            gather_blocks(bench.q, made.table, s.block, moved)
+            bound = kernel.bind_arrays(
+                block, Inputs(moved, bench.k, bench.v), made.counts, made.indices
+            )
+        launches[f"plain, {backend}, {policy}{suffix}"] = bound.launch
+    return launches
+
+
+def steps(bench: Bench) -> None:
+    """The masks of the later searches: selected among the candidates, and among all blocks."""
+    mask = bench.candidates
+    within = Search(bench.call(schedule=bench.schedule(mask, "lockstep"))).run().weights[0].clone()
+    launches: dict[str, Callable[[], object]] = {
+        "top-p .9 of the candidates": lambda: top_p(within, 0.9, "inclusive")
+    }
+    for p in (0.9, 0.85, 0.8):
+        for name, weights in (("reduced", within), ("full", bench.full_weights)):
+            kept = top_p(weights, p, "inclusive")
+            if name == "reduced":
+                kept &= mask
+            bench.note("steps", p=p, search=name, density=float(kept.double().mean()))
+            for policy in ("original", "lockstep"):
+                label = f"p={p}, {name}, {policy}"
+                call = bench.call(schedule=bench.schedule(kept, policy))
+                launches[label] = Search(call, sums=False).run
+                try:
+                    made = backend_launches(bench, kept, "triton", (policy,), dense=False)
+                    launches[f"{label}, triton"] = next(iter(made.values()))
+                except Exception as problem:
+                    bench.note("steps", failed=f"{type(problem).__name__}: {problem}")
+    bench.time("steps", launches)
+
+
+def diagnostics(bench: Bench) -> None:
+    """The same kernel with none, each and both of the accumulators."""
+    mask = bench.candidates
+    kinds = {
+        "none": {}, "entropy": {"entropy": True}, "distance": {"distance": True},
+        "both": {"entropy": True, "distance": True},
+    }  # fmt: skip
+    schedule = bench.schedule(mask, "lockstep")
+    for name, lists in (("full", {}), ("reduced", {"schedule": schedule})):
+        launches = {
+            f"{name}, diagnostics: {kind}": Search(bench.call(**lists), **wanted).run
+            for kind, wanted in kinds.items()
+        }
+        if name == "reduced":
+            call = bench.call(**lists, positions=bench.places, diagnostics=True)
+            launches["reduced, diagnostics: both, in 3 axes"] = Search(call).run
+        found = bench.time("diagnostics", launches)
+        base = found[f"{name}, diagnostics: none"]
+        bench.note("diagnostics", extra={label: ms / base - 1 for label, ms in found.items()})
+
+
+def tiles(bench: Bench) -> None:
+    """Phase 1 of four heads over all blocks in other shapes."""
+    s = bench.setting
+    heads = min(4, s.heads)
+    few = [t[:, :, :heads].contiguous() for t in (bench.q, bench.k, bench.v)]
+    call = check_call(*few, block=(s.block, s.block))
+    warps = 8 if s.block == 128 else 4
+    launches = {}
+    for tile, stages, tma in ((128, 2, True), (128, 2, False), (64, 3, True), (64, 4, True)):
+        shape = Tiles(min(tile, s.block), stages, warps, tma)
+        try:
+            bound = Search(call, tiles=shape)
+            bound.run()
+            launches[f"tiles {tile}, {stages} stages, {'TMA' if tma else 'pointers'}"] = bound.run
+        except Exception as problem:
+            bench.note("tiles", shape=str(shape), failed=f"{type(problem).__name__}: {problem}")
+    bench.time("tiles", launches)
+
+
+SECTIONS = {f.__name__: f for f in (check, search, plain, steps, diagnostics, tiles)}
+
+
+def factors(ms: dict[str, float]) -> list[tuple[str, str]]:
+    """Lines of (definition, value) of what the times can say."""
+    lines = []
+
+    def overhead(label: str, full: float, reduced: float, base: float) -> None:
+        if reduced > base:
+            factor = f"{(full - base) / (reduced - base):.2f}x"
+        else:
+            factor = "no overhead left to divide by"
+        lines.append((label, f"{full - base:.1f} ms / {reduced - base:.1f} ms = {factor}"))
+
+    for policy in POLICIES:
+        names = ("full search", f"reduced search, {policy}", f"plain, this kernel, {policy}")
+        if all(name in ms for name in names):
+            full, reduced, base = (ms[name] for name in names)
+            overhead(
+                f"one search step: time beyond plain attention of the candidates by the same "
+                f"kernel, {policy}; full / reduced", full, reduced, base,
+            )  # fmt: skip
+    for tail, kernel in (("", "this kernel"), (", triton", "backend triton")):
+        needed = [
+            f"p={p}, {n}, lockstep{tail}" for p in (0.9, 0.85, 0.8) for n in ("reduced", "full")
+        ]
+        searches = ("full search", "reduced search, lockstep")
+        if not all(name in ms for name in (*needed, *searches)):
+            continue
+        # A run of 50 steps: searches at 20, 30 and 40, each mask used for nine steps more. Its
+        # attention proper is that of the reduced masks at all thirty.
+        run, base = {}, 0.0
+        for name, search_ms in zip(("full", "reduced"), (ms[n] for n in searches), strict=True):
+            run[name] = sum(
+                search_ms + 9 * ms[f"p={p}, {name}, lockstep{tail}"] for p in (.9, .85, .8)
+            )  # fmt: skip
+        base = sum(10 * ms[f"p={p}, reduced, lockstep{tail}"] for p in (0.9, 0.85, 0.8))
+        overhead(
+            f"searches 2 to 4 of a run as in the paper: search + extra attention beyond the "
+            f"reduced masks' own attention ({kernel}, lockstep); full / reduced (the paper: "
+            f"{PAPER_FACTOR}x)",
+            run["full"], run["reduced"], base,
+        )  # fmt: skip
+    return lines
+
+
+def table(bench: Bench) -> str:
+    """Markdown."""
+    rows = ["| what | ms |", "|---|---|"]
+    rows += [f"| {name} | {ms:.2f} |" for name, ms in bench.ms.items()]
+    rows += ["", "| overhead, and what is meant by it | |", "|---|---|"]
+    rows += [f"| {label} | {value} |" for label, value in factors(bench.ms)]
+    return "\n".join(rows)
+
+
+def device_note(device: str) -> dict[str, Any]:
+    """What this runs on."""
+    import triton
+
+    note: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
+    if device == "cuda":
+        from wavealign.gpu.telemetry import Telemetry
+
+        try:
+            with Telemetry() as telemetry:
+                note |= vars(telemetry.read())
+        except Exception as problem:
+            note["telemetry"] = str(problem)
+        note["sms"] = torch.cuda.get_device_properties().multi_processor_count
+    return note
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--small", action="store_true")
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    if arguments.small:
+        setting = Setting(TokenGrid(2, 10, 16), 2, 64, 64, "cpu", 1)
+    elif torch.cuda.is_available():
+        setting = Setting(TokenGrid(33, 45, 80), 24, 128, 128, "cuda", arguments.repeats)
+    else:
+        parser.error("no CUDA device; --small runs the script on the CPU.")
+    arguments.out.write_text("", encoding="utf-8")
+    bench = Bench(setting, arguments.out)
+    bench.note("device", **device_note(setting.device))
+    bench.note("setting", grid=str(setting.grid), heads=setting.heads, head_dim=setting.head_dim,
+               blocks=setting.blocks, wave=setting.wave,
+               seconds=time.perf_counter() - started)  # fmt: skip
+    for name in arguments.only:
+        begun = time.perf_counter()
+        if begun - started > arguments.seconds:
+            bench.note(name, skipped=f"{begun - started:.0f} s have passed")
+            continue
+        try:
+            SECTIONS[name](bench)
+        except Exception as problem:
+            traceback.print_exc()
+            bench.note(name, failed=f"{type(problem).__name__}: {problem}")
+        bench.note(name, seconds=time.perf_counter() - begun)
+    if setting.device == "cuda":
+        bench.note("device", **device_note(setting.device))
+    for label, value in factors(bench.ms):
+        bench.note("factor", what=label, value=value)
+    print(table(bench))
+
+
+if __name__ == "__main__":
+    main()
