@@ -12,7 +12,7 @@ computes the scores again: the masks are the method's, the time it takes is not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +25,9 @@ from wavealign.methods.steps import Action, Found, Memory, SearchSteps, StepCall
 if TYPE_CHECKING:
     from wavealign.sessions.named import LiteAttentionSession as Session
 
-__all__ = ["LiteAttention", "Session", "mark_tiles", "tile_maxima"]
+__all__ = ["LiteAttention", "Session", "mark_tiles", "still_needed", "tile_maxima"]
+
+_SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
 
 
 @dataclass(frozen=True)
@@ -96,36 +98,44 @@ def mark_tiles(
         kept = torch.ones(B, H, M, N, dtype=torch.bool, device=q.device)
     left = torch.empty_like(kept)
     finite = torch.ones((), dtype=torch.bool, device=q.device)
-    for u in range(M):
-        maxima = tile_maxima(q[:, u * block[0] : (u + 1) * block[0]], k, block[1])
-        visited = kept[:, :, u, None, :]
-        finite = finite & torch.isfinite(maxima.where(visited, 0)).all()
-        left[:, :, u] = still_needed(maxima, visited, threshold)
+    for blocks, maxima in tile_maxima(q, k, block):
+        visited = kept[:, :, blocks, None]
+        finite = finite & ((maxima < math.inf) | ~visited).all()  # NaN isn't below it either
+        left[:, :, blocks] = still_needed(maxima, visited, threshold)
     return left, finite
 
 
-def tile_maxima(q: Tensor, k: Tensor, block_kv: int) -> Tensor:
-    """Each row's largest score of each K/V tile, scaled by 1/√D, float32 ``[B, H, rows, N]``.
+def tile_maxima(q: Tensor, k: Tensor, block: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
+    """Each row's largest score of each K/V tile, scaled by 1/√D, some query tiles at a time.
 
     Args:
-        q: ``[B, rows, H, D]``.
-        k: ``[B, L, H, D]``.
-        block_kv: tokens of a tile.
+        q, k: ``[B, L, H, D]``.
+        block: tokens of a query and of a K/V tile.
+
+    Yields:
+        Query tiles, and float32 ``[B, H, tiles, block_q, N]``; -inf in rows beyond the sequence.
     """
-    queries = q.transpose(1, 2).float() / math.sqrt(q.shape[-1])
-    scores = queries @ k.permute(0, 2, 3, 1).float()
-    ragged = -scores.shape[-1] % block_kv
-    if ragged:
-        scores = torch.nn.functional.pad(scores, (0, ragged), value=-math.inf)
-    maxima: Tensor = scores.reshape(*scores.shape[:-1], -1, block_kv).amax(-1)
-    return maxima
+    B, L, H, D = q.shape
+    keys = k.permute(0, 2, 3, 1).float().contiguous()
+    budget = _SCORES_BYTES.get(q.device.type, _SCORES_BYTES["cpu"])
+    step = max(1, budget // (4 * B * H * block[0] * k.shape[1]))
+    for first in range(0, -(-L // block[0]), step):
+        rows = q[:, first * block[0] : (first + step) * block[0]].transpose(1, 2).float()
+        scores = rows @ keys / math.sqrt(D)
+        short = -scores.shape[2] % block[0]
+        ragged = -scores.shape[3] % block[1]
+        if short or ragged:
+            scores = torch.nn.functional.pad(scores, (0, ragged, 0, short), value=-math.inf)
+        maxima = scores.reshape(*scores.shape[:3], -1, block[1]).amax(-1)
+        tiles = maxima.reshape(B, H, -1, block[0], maxima.shape[-1])
+        yield slice(first, first + tiles.shape[2]), tiles
 
 
 def still_needed(maxima: Tensor, visited: Tensor, threshold: float) -> Tensor:
-    """Which tiles of one query tile are left, bool ``[..., N]``.
+    """Which tiles are left, bool ``[..., N]``.
 
     Args:
-        maxima: ``[..., rows, N]``, see `tile_maxima`.
+        maxima: ``[..., rows, N]`` of a query tile, see `tile_maxima`.
         visited: bool, broadcast against `maxima`.
         threshold: in units of log2.
     """
