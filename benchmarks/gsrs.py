@@ -10,14 +10,17 @@ candidates are what the full search selects.
 
 - check: one head against the torch path, before anything is timed.
 - search: the full search and the one among the candidates, phase by phase, under each policy.
-- plain: block-sparse attention of the candidates without a search: the same kernel, and backends.
+- plain: block-sparse attention of the candidates without a search: the same kernel, and
+  FlashAttention-4 where it is installed.
 - steps: the masks of p = .9, .85, .8, selected with and without reduced search, and their time.
 - diagnostics: entropy and distance, over the same kernel without them.
 - tiles: other tile shapes of phase 1.
 
-Times are medians of single launches, each with a cold L2, candidates in turn (time_single). How
-overhead is defined stands beside each factor. `--seconds`: sections that would begin later are left
-out. `--small` runs the same code on a few blocks on the CPU, Triton interpreted, without meaning.
+Each by the Triton kernel, and on Hopper by the Gluon kernel, which without a search is the backend
+`triton`. Times are medians of single launches, each with a cold L2, candidates in turn
+(time_single). How overhead is defined stands beside each factor. `--seconds`: sections that would
+begin later are left out. `--small` runs the same code on a few blocks on the CPU, Triton
+interpreted, without meaning.
 """
 
 # ruff: noqa: E402 (the interpreter is chosen before triton is imported)
@@ -25,12 +28,15 @@ out. `--small` runs the same code on a few blocks on the CPU, Triton interpreted
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import multiprocessing
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +60,7 @@ TARGETS = (
     .03, .05, .07, .1, .12, .14, .17, .2, .22, .24, .26, .28,
     .3, .32, .34, .36, .38, .4, .43, .46, .5, .55, .62, .7,
 )  # fmt: skip
+STEPS = (0.9, 0.85, 0.8)
 SAMPLED_BLOCKS = 8
 PAPER_FACTOR = 13.75
 
@@ -73,6 +80,12 @@ class Setting:
     def blocks(self) -> int:
         """Query blocks, and K/V blocks."""
         return math.ceil(self.grid.tokens / self.block)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Of `attend_with_importance`, that run here."""
+        hopper = self.device == "cuda" and torch.cuda.get_device_capability()[0] == 9
+        return ("triton", "hopper") if hopper else ("triton",)
 
     @property
     def wave(self) -> int:
@@ -125,6 +138,10 @@ class Bench:
         """A checked call over all heads."""
         block = (self.setting.block, self.setting.block)
         return check_call(self.q, self.k, self.v, block=block, **options)
+
+    def search(self, kernel: str, lists: dict[str, Any], **options: Any) -> Search:
+        """Both phases over lists (``{}`` for all blocks)."""
+        return Search(self.call(**lists), hopper=kernel == "hopper", **options)
 
     def schedule(self, mask: torch.Tensor, policy: str) -> Any:
         """A schedule in buffers of its own."""
@@ -194,31 +211,33 @@ class Bench:
 def check(bench: Bench) -> None:
     """One head against the torch path, all blocks and candidates in a planned order."""
     s = bench.setting
-    one = [
-        t[:, :, s.heads // 2 : s.heads // 2 + 1].contiguous() for t in (bench.q, bench.k, bench.v)
-    ]
-    block = (s.block, s.block)
-    for name in ("all", "candidates"):
-        lists, mask = {}, {}
-        if name == "candidates":
-            kept = torch.rand(1, s.blocks, s.blocks, device=s.device) < 0.3
-            lists, mask = {"schedule": bench.schedule(kept, "lockstep")}, {"candidates": kept}
-        options = {"block": block, "diagnostics": True}
-        fast = attend_with_importance(*one, kernel="triton", **options, **lists)
+    middle = slice(s.heads // 2, s.heads // 2 + 1)
+    one = [t[:, :, middle].contiguous() for t in (bench.q, bench.k, bench.v)]
+    kept = torch.rand(1, s.blocks, s.blocks, device=s.device) < 0.3
+    inputs = {
+        "all": ({}, {}),
+        "candidates": ({"schedule": bench.schedule(kept, "lockstep")}, {"candidates": kept}),
+    }
+    options = {"block": (s.block, s.block), "diagnostics": True}
+    for name, (lists, mask) in inputs.items():
         slow = attend_with_importance(*one, kernel="torch", **options, **mask)
-        error = (fast.weights - slow.weights) / slow.weights
-        chosen, right = (top_p(r.weights, 0.9, "inclusive") for r in (fast, slow))
-        sums = fast.weights.double().sum(-1)
-        bench.note(
-            "check", blocks=name,
-            weights_frac=float(error[slow.weights > 1e-30].abs().max()),
-            row_sum=float((sums - (slow.weights.sum(-1) > 0).double()).abs().max()),
-            out_frac=float((fast.out.float() - slow.out.float()).norm() / slow.out.float().norm()),
-            lse=float((fast.lse - slow.lse).nan_to_num().abs().max()),
-            entropy=float((fast.entropy - slow.entropy).abs().max()),
-            distance_frac=float(((fast.distance - slow.distance) / s.grid.tokens).abs().max()),
-            top_p_differs=int((chosen != right).sum()), top_p_keeps=int(right.sum()),
-        )  # fmt: skip
+        for kernel in s.kernels:
+            fast = attend_with_importance(*one, kernel=kernel, **options, **lists)
+            error = (fast.weights - slow.weights) / slow.weights
+            chosen, right = (top_p(r.weights, 0.9, "inclusive") for r in (fast, slow))
+            sums = fast.weights.double().sum(-1)
+            out, wanted = fast.out.float(), slow.out.float()
+            far = s.grid.tokens
+            bench.note(
+                "check", kernel=kernel, blocks=name,
+                weights_frac=float(error[slow.weights > 1e-30].abs().max()),
+                row_sum=float((sums - (slow.weights.sum(-1) > 0).double()).abs().max()),
+                out_frac=float((out - wanted).norm() / wanted.norm()),
+                lse=float((fast.lse - slow.lse).nan_to_num().abs().max()),
+                entropy=float((fast.entropy - slow.entropy).abs().max()),
+                distance_frac=float(((fast.distance - slow.distance) / far).abs().max()),
+                top_p_differs=int((chosen != right).sum()), top_p_keeps=int(right.sum()),
+            )  # fmt: skip
 
 
 def phases(search: Search, name: str) -> dict[str, Callable[[], object]]:
@@ -233,121 +252,108 @@ def phases(search: Search, name: str) -> dict[str, Callable[[], object]]:
 def search(bench: Bench) -> None:
     """Full and reduced search."""
     mask = bench.candidates
-    full = Search(bench.call())
-    launches = phases(full, "full search")
-    bench.note("rounds", full=full.rounds, scratch_bytes=SCRATCH_BYTES)
-    launches["top-p .95 of all blocks"] = lambda: top_p(bench.full_weights, 0.95, "inclusive")
-    bench.time("search", launches)
-    del full, launches
     planner = Planner(tuple(mask.shape), mask.device, wave=bench.setting.wave)
-    launches = {f"plan {p}": (lambda p=p: planner(mask, p)) for p in POLICIES}
-    for policy in POLICIES:
-        bound = Search(bench.call(schedule=bench.schedule(mask, policy)))
-        launches |= phases(bound, f"reduced search, {policy}")
+    launches: dict[str, Callable[[], object]] = {
+        "top-p .95 of all blocks": lambda: top_p(bench.full_weights, 0.95, "inclusive")
+    }
+    launches |= {f"plan {p}": (lambda p=p: planner(mask, p)) for p in POLICIES}
     bench.time("search", launches)
+    for kernel in bench.setting.kernels:
+        full = bench.search(kernel, {})
+        bench.note("search", kernel=kernel, rounds=full.rounds, scratch_bytes=SCRATCH_BYTES)
+        launches = phases(full, f"{kernel}: full search")
+        del full
+        for policy in POLICIES:
+            bound = bench.search(kernel, {"schedule": bench.schedule(mask, policy)})
+            launches |= phases(bound, f"{kernel}: reduced search, {policy}")
+        bench.time("search", launches)
+        launches.clear()
 
 
 def plain(bench: Bench) -> None:
-    """Without a search: the same kernel, then the backends."""
+    """Without a search."""
     mask = bench.candidates
-    launches: dict[str, Callable[[], object]] = {
-        "plain dense, this kernel": Search(bench.call(), sums=False).run
-    }
-    for policy in POLICIES:
-        call = bench.call(schedule=bench.schedule(mask, policy))
-        launches[f"plain, this kernel, {policy}"] = Search(call, sums=False).run
+    launches: dict[str, Callable[[], object]] = {}
+    for kernel in bench.setting.kernels:
+        launches[f"{kernel}: plain, dense"] = bench.search(kernel, {}, sums=False).run
+        for policy in POLICIES:
+            lists = {"schedule": bench.schedule(mask, policy)}
+            launches[f"{kernel}: plain, {policy}"] = bench.search(kernel, lists, sums=False).run
     bench.time("plain", launches)
-    for backend in ("triton", "fa4"):
-        try:
-            bench.time("plain", backend_launches(bench, mask, backend))
-        except Exception as problem:
-            bench.note("plain", backend=backend, failed=f"{type(problem).__name__}: {problem}")
+    bench.time("plain", fa4_launches(bench, mask))
 
 
-def backend_launches(
-    bench: Bench, mask: torch.Tensor, backend: str, policies: tuple[str, ...] = POLICIES,
-    suffix: str = "", dense: bool = True,
-) -> dict[str, Callable[[], object]]:  # fmt: skip
-    """A backend's kernel alone, rows gathered beforehand where it wants that."""
+def fa4_launches(bench: Bench, mask: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """FlashAttention-4's kernel alone, its rows gathered beforehand."""
     from wavealign.attention.backends import choose_backend
     from wavealign.attention.inputs import geometry
     from wavealign.gpu.fa4 import FlashAttention4
     from wavealign.gpu.inputs import Inputs
     from wavealign.gpu.move import gather_blocks
-    from wavealign.gpu.rows import TritonRows
 
     s = bench.setting
     block, tokens = (s.block, s.block), (s.grid.tokens, s.grid.tokens)
     sizes = geometry(mask, 1, block, tokens)
-    choice = choose_backend(backend, sizes, None, s.device)
+    layout: ListLayout = choose_backend("fa4", sizes, None, s.device).layout(sizes)
     problem = sizes.problem(1, s.heads, s.head_dim, "bf16")
-    inputs = Inputs(bench.q, bench.k, bench.v)
-    launches: dict[str, Callable[[], object]] = {}
-    kernel: Any = TritonRows() if backend == "triton" else FlashAttention4()
-    if dense:
-        launches[f"plain dense, {backend}"] = kernel.bind_dense(problem, inputs).launch
-    for policy in policies:
-        layout: ListLayout = choice.layout(sizes)
+    kernel = FlashAttention4()
+    dense = kernel.bind_dense(problem, Inputs(bench.q, bench.k, bench.v))
+    launches: dict[str, Callable[[], object]] = {"fa4: plain, dense": dense.launch}
+    for policy in POLICIES:
         planner = Planner(tuple(mask.shape), mask.device, wave=s.wave, layout=layout)
         made = planner(mask, policy)
-        if backend == "triton":
-            bound = kernel.bind_arrays(
-                problem, inputs, made.table, made.counts, made.starts, made.indices
-            )
-        else:
-            moved = bench.q.new_zeros(1, sizes.M * s.block, s.heads, s.head_dim)
-            gather_blocks(bench.q, made.table, s.block, moved)
-            bound = kernel.bind_arrays(
-                block, Inputs(moved, bench.k, bench.v), made.counts, made.indices
-            )
-        launches[f"plain, {backend}, {policy}{suffix}"] = bound.launch
+        moved = bench.q.new_zeros(1, sizes.M * s.block, s.heads, s.head_dim)
+        gather_blocks(bench.q, made.table, s.block, moved)
+        inputs = Inputs(moved, bench.k, bench.v)
+        bound = kernel.bind_arrays(block, inputs, made.counts, made.indices)
+        launches[f"fa4: plain, {policy}"] = bound.launch
     return launches
 
 
 def steps(bench: Bench) -> None:
     """The masks of the later searches: selected among the candidates, and among all blocks."""
     mask = bench.candidates
-    within = Search(bench.call(schedule=bench.schedule(mask, "lockstep"))).run().weights[0].clone()
+    lists = {"schedule": bench.schedule(mask, "lockstep")}
+    within = bench.search("triton", lists).run().weights[0].clone()
     launches: dict[str, Callable[[], object]] = {
         "top-p .9 of the candidates": lambda: top_p(within, 0.9, "inclusive")
     }
-    for p in (0.9, 0.85, 0.8):
-        for name, weights in (("reduced", within), ("full", bench.full_weights)):
-            kept = top_p(weights, p, "inclusive")
-            if name == "reduced":
-                kept &= mask
-            bench.note("steps", p=p, search=name, density=float(kept.double().mean()))
-            for policy in ("original", "lockstep"):
-                label = f"p={p}, {name}, {policy}"
-                call = bench.call(schedule=bench.schedule(kept, policy))
-                launches[label] = Search(call, sums=False).run
-                try:
-                    made = backend_launches(bench, kept, "triton", (policy,), dense=False)
-                    launches[f"{label}, triton"] = next(iter(made.values()))
-                except Exception as problem:
-                    bench.note("steps", failed=f"{type(problem).__name__}: {problem}")
+    for p, (name, weights) in itertools.product(
+        STEPS, (("reduced", within), ("full", bench.full_weights))
+    ):
+        kept = top_p(weights, p, "inclusive")
+        if name == "reduced":
+            kept &= mask
+        bench.note("steps", p=p, search=name, density=float(kept.double().mean()))
+        for policy in ("original", "lockstep"):
+            lists = {"schedule": bench.schedule(kept, policy)}
+            for kernel in bench.setting.kernels:
+                bound = bench.search(kernel, lists, sums=False)
+                launches[f"{kernel}: plain, p={p}, {name}, {policy}"] = bound.run
     bench.time("steps", launches)
 
 
 def diagnostics(bench: Bench) -> None:
     """The same kernel with none, each and both of the accumulators."""
-    mask = bench.candidates
     kinds = {
         "none": {}, "entropy": {"entropy": True}, "distance": {"distance": True},
         "both": {"entropy": True, "distance": True},
     }  # fmt: skip
-    schedule = bench.schedule(mask, "lockstep")
-    for name, lists in (("full", {}), ("reduced", {"schedule": schedule})):
+    reduced = {"schedule": bench.schedule(bench.candidates, "lockstep")}
+    for kernel, (name, lists) in itertools.product(
+        bench.setting.kernels, (("full", {}), ("reduced", reduced))
+    ):
+        label = f"{kernel}: {name} search, diagnostics: "
         launches = {
-            f"{name}, diagnostics: {kind}": Search(bench.call(**lists), **wanted).run
+            label + kind: bench.search(kernel, lists, **wanted).run
             for kind, wanted in kinds.items()
         }
-        if name == "reduced":
+        if (kernel, name) == ("triton", "reduced"):
             call = bench.call(**lists, positions=bench.places, diagnostics=True)
-            launches["reduced, diagnostics: both, in 3 axes"] = Search(call).run
+            launches[label + "both, in 3 axes"] = Search(call).run
         found = bench.time("diagnostics", launches)
-        base = found[f"{name}, diagnostics: none"]
-        bench.note("diagnostics", extra={label: ms / base - 1 for label, ms in found.items()})
+        base = found[label + "none"]
+        bench.note("diagnostics", extra_frac={what: ms / base - 1 for what, ms in found.items()})
 
 
 def tiles(bench: Bench) -> None:
@@ -383,34 +389,33 @@ def factors(ms: dict[str, float]) -> list[tuple[str, str]]:
             factor = "no overhead left to divide by"
         lines.append((label, f"{full - base:.1f} ms / {reduced - base:.1f} ms = {factor}"))
 
-    for policy in POLICIES:
-        names = ("full search", f"reduced search, {policy}", f"plain, this kernel, {policy}")
+    kernels = dict.fromkeys(name.partition(":")[0] for name in ms if ": full search" in name)
+    for kernel, policy in itertools.product(kernels, POLICIES):
+        names = [f"{kernel}: {n}" for n in ("full search", f"reduced search, {policy}",
+                                            f"plain, {policy}")]  # fmt: skip
         if all(name in ms for name in names):
             full, reduced, base = (ms[name] for name in names)
             overhead(
-                f"one search step: time beyond plain attention of the candidates by the same "
-                f"kernel, {policy}; full / reduced", full, reduced, base,
+                f"{kernel}: one search step: time beyond plain attention of the candidates by the "
+                f"same kernel, {policy}; full / reduced", full, reduced, base,
             )  # fmt: skip
-    for tail, kernel in (("", "this kernel"), (", triton", "backend triton")):
-        needed = [
-            f"p={p}, {n}, lockstep{tail}" for p in (0.9, 0.85, 0.8) for n in ("reduced", "full")
-        ]
-        searches = ("full search", "reduced search, lockstep")
-        if not all(name in ms for name in (*needed, *searches)):
+    for kernel in kernels:
+        plains = {n: [f"{kernel}: plain, p={p}, {n}, lockstep" for p in STEPS]
+                  for n in ("full", "reduced")}  # fmt: skip
+        searches = {"full": f"{kernel}: full search",
+                    "reduced": f"{kernel}: reduced search, lockstep"}  # fmt: skip
+        if not all(name in ms for name in itertools.chain(searches.values(), *plains.values())):
             continue
         # A run of 50 steps: searches at 20, 30 and 40, each mask used for nine steps more. Its
         # attention proper is that of the reduced masks at all thirty.
-        run, base = {}, 0.0
-        for name, search_ms in zip(("full", "reduced"), (ms[n] for n in searches), strict=True):
-            run[name] = sum(
-                search_ms + 9 * ms[f"p={p}, {name}, lockstep{tail}"] for p in (.9, .85, .8)
-            )  # fmt: skip
-        base = sum(10 * ms[f"p={p}, reduced, lockstep{tail}"] for p in (0.9, 0.85, 0.8))
+        run = {
+            n: sum(ms[searches[n]] + 9 * ms[name] for name in names) for n, names in plains.items()
+        }
         overhead(
-            f"searches 2 to 4 of a run as in the paper: search + extra attention beyond the "
-            f"reduced masks' own attention ({kernel}, lockstep); full / reduced (the paper: "
+            f"{kernel}: searches 2 to 4 of a run as in the paper: search + extra attention beyond "
+            f"the reduced masks' own attention, lockstep; full / reduced (the paper: "
             f"{PAPER_FACTOR}x)",
-            run["full"], run["reduced"], base,
+            run["full"], run["reduced"], sum(10 * ms[name] for name in plains["reduced"]),
         )  # fmt: skip
     return lines
 
@@ -422,6 +427,31 @@ def table(bench: Bench) -> str:
     rows += ["", "| overhead, and what is meant by it | |", "|---|---|"]
     rows += [f"| {label} | {value} |" for label, value in factors(bench.ms)]
     return "\n".join(rows)
+
+
+def compile_ahead(setting: Setting) -> None:
+    """Compile every kernel in processes of their own, at once, by small launches."""
+    flags = list(itertools.product((False, True), repeat=2))
+    variants = [
+        (kernel, dense, {"sums": True, "entropy": e, "distance": d})
+        for kernel in setting.kernels for dense in (True, False) for e, d in flags
+        if kernel == "triton" or dense
+    ]  # fmt: skip
+    variants += [(kernel, dense, {"sums": False}) for kernel in setting.kernels
+                 for dense in (True, False)]  # fmt: skip
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(8, mp_context=context) as pool:
+        for done in [pool.submit(_compile, setting, *variant) for variant in variants]:
+            done.result()
+
+
+def _compile(setting: Setting, kernel: str, dense: bool, options: dict[str, bool]) -> None:
+    tokens = 2 * setting.block + setting.grid.tokens % setting.block
+    x = torch.zeros(1, tokens, 1, setting.head_dim, device="cuda", dtype=torch.bfloat16)
+    kept = None if dense else torch.ones(1, 1, 3, 3, device="cuda", dtype=torch.bool)
+    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept)
+    Search(call, hopper=kernel == "hopper", **options).run()
+    torch.cuda.synchronize()
 
 
 def device_note(device: str) -> dict[str, Any]:
@@ -457,6 +487,11 @@ def main() -> None:
     else:
         parser.error("no CUDA device; --small runs the script on the CPU.")
     arguments.out.write_text("", encoding="utf-8")
+    if setting.device == "cuda":
+        try:
+            compile_ahead(setting)
+        except Exception:  # then they are compiled one by one
+            traceback.print_exc()
     bench = Bench(setting, arguments.out)
     bench.note("device", **device_note(setting.device))
     bench.note("setting", grid=str(setting.grid), heads=setting.heads, head_dim=setting.head_dim,

@@ -175,9 +175,14 @@ class Case:
             schedule = planner(folded, self.policy)
         options |= {"schedule": schedule, "reference_lse": reference_lse, "block": self.block,
                     "diagnostics": self.diagnostics}  # fmt: skip
+        if kernel == "hopper" and self.axes:
+            options |= {"diagnostics": False}
         if self.tiles is not None and kernel == "triton":
             call = check_call(q, k, v, **options)
             found = Search(call, self.scratch_bytes, tiles=Tiles(**self.tiles)).run()
+        elif kernel == "hopper" and device == "cpu":
+            call = check_call(q, k, v, **options)
+            found = Search(call, self.scratch_bytes, hopper=True).run()
         else:
             found = attend_with_importance(q, k, v, kernel=kernel,
                                            scratch_bytes=self.scratch_bytes, **options)  # fmt: skip

@@ -231,8 +231,21 @@ def test_triton_on_a_gpu(case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.tiles is None], ids=lambda case: case.name
+)
+def test_the_hopper_kernel(case):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("not a Hopper card")
+    assert case.check("cuda", "hopper") == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["triton", "hopper"])
 @pytest.mark.parametrize("density", [None, 0.3])
-def test_many_tokens_on_a_gpu(density):
+def test_many_tokens_on_a_gpu(density, kernel):
+    if kernel == "hopper" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("not a Hopper card")
     tokens, M = 20_010, 157
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (
@@ -243,7 +256,7 @@ def test_many_tokens_on_a_gpu(density):
     if density is not None:
         candidates = torch.rand(1, 2, M, M, generator=generator, device="cuda") < density
     options = {"candidates": candidates, "diagnostics": True}
-    fast = attend_with_importance(q * 3, k, v, kernel="triton", **options)
+    fast = attend_with_importance(q * 3, k, v, kernel=kernel, **options)
     slow = attend_with_importance(q * 3, k, v, kernel="torch", **options)
     slow = type(slow)(*(getattr(slow, name).cpu().double() for name in slow.__dataclass_fields__))
     assert disagreement(fast, slow) == ""

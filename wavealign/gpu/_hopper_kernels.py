@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from wavealign.gpu._hopper_statistics_kernels import block_travel, fast_log2, store_block_sums
+
 
 @dataclass(frozen=True)
 class CtaShape:
@@ -132,12 +134,13 @@ def _produce(descs, bufs, bars, job, row_list, BLOCK_KV: gl.constexpr, CONSUMERS
 
 
 @gluon.jit
-def _mask_keys(s, block, s_kv, BLOCK_KV: gl.constexpr, layout: gl.constexpr):
+def _mask_keys(s, block, s_kv, BLOCK_KV: gl.constexpr, layout: gl.constexpr,
+               HIDDEN: gl.constexpr):
     """Hide the keys past the end: only the last K/V block has any."""
     left = s_kv - block * BLOCK_KV
     if left < BLOCK_KV:
         cols = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, layout))
-        s = gl.where((cols < left)[None, :], s, float("-inf"))
+        s = gl.where((cols < left)[None, :], s, HIDDEN)
     return s
 
 
@@ -156,9 +159,18 @@ def _store(out, lse, acc, log_sum, head_row, s_q, strides, b, h, heads,
 
 
 @gluon.jit
-def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, scale_log2, heads,
-             D: gl.constexpr, BLOCK_KV: gl.constexpr, ROWS: gl.constexpr, RAGGED: gl.constexpr,
-             PIN: gl.constexpr):
+def _store_rows(target, values, head_row, s_q, b, h, heads, ROWS: gl.constexpr,
+                layout: gl.constexpr):
+    """Write a float32 per row below s_q."""
+    rows = head_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    gl.store(target + (b * heads + h).to(gl.int64) * s_q + rows, values, mask=rows < s_q)
+
+
+@gluon.jit
+def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_q, s_kv,
+             scale_log2, heads, D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
+             ROWS: gl.constexpr, RAGGED: gl.constexpr, PIN: gl.constexpr, SUMS: gl.constexpr,
+             ENTROPY: gl.constexpr, DISTANCE: gl.constexpr):
     """Attention of ROWS query rows over their list of K/V blocks.
 
     In step i the product Q K(i)^T is issued ahead of P(i - 1) V(i - 1), so the softmax of block i
@@ -169,6 +181,7 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
     q_full, k_full, k_empty, v_full, v_empty = bars
     b, h, _, row, n = job
     out, lse, strides = outputs
+    sums, entropy, distance = statistics
     K_STAGES: gl.constexpr = k_smem.shape[0]
     V_STAGES: gl.constexpr = v_smem.shape[0]
     WARPS: gl.constexpr = ROWS // 16
@@ -176,6 +189,9 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    # Finite where weights are multiplied by their exponents: 0 times -inf is NaN.
+    HIDDEN: gl.constexpr = -3.0e38 if ENTROPY else float("-inf")
     dtype: gl.constexpr = q_smem.dtype
     acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
     s_zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, S_LAYOUT)
@@ -185,7 +201,7 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
         q = q_smem.index(w).reshape([ROWS, D])
         block = 0
         following = 0
-        if RAGGED:
+        if RAGGED or DISTANCE:
             block = gl.load(row_list)
             following = gl.load(row_list + gl.minimum(1, n - 1))
         mbarrier.wait(q_full.index(w), 0)
@@ -195,17 +211,26 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
         s = warpgroup_mma_wait(0, deps=(s, ))
         mbarrier.arrive(k_empty.index(0), count=1)
         if RAGGED:
-            s = _mask_keys(s, block, s_kv, BLOCK_KV, S_LAYOUT)
+            s = _mask_keys(s, block, s_kv, BLOCK_KV, S_LAYOUT, HIDDEN)
         m = gl.max(s, axis=1) * scale_log2
-        p = gl.exp2(s * scale_log2 - m[:, None])
+        x = s * scale_log2 - m[:, None]
+        p = gl.exp2(x)
         total = gl.sum(p, axis=1)
+        moment = gl.zeros([ROWS], gl.float32, S_ROWS)
+        travel = gl.zeros([ROWS], gl.float32, S_ROWS)
+        if SUMS:
+            store_block_sums(sums, 0, m, total, w * ROWS, BLOCK_Q, ROWS, S_LAYOUT)
+        if ENTROPY:
+            moment = gl.sum(p * x, axis=1)
+        if DISTANCE:
+            travel = block_travel(p, total, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
         p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
 
         for i in range(1, n):
             k_stage = i % K_STAGES
             v_stage = (i - 1) % V_STAGES
             block = following
-            if RAGGED:
+            if RAGGED or DISTANCE:
                 following = gl.load(row_list + gl.minimum(i + 1, n - 1))
             mbarrier.wait(k_full.index(k_stage), (i // K_STAGES) & 1)
             keys = k_smem.index(k_stage).reshape([BLOCK_KV, D]).permute([1, 0])
@@ -216,11 +241,20 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
             s = warpgroup_mma_wait(1, deps=(s, ))
             mbarrier.arrive(k_empty.index(k_stage), count=1)
             if RAGGED:
-                s = _mask_keys(s, block, s_kv, BLOCK_KV, S_LAYOUT)
+                s = _mask_keys(s, block, s_kv, BLOCK_KV, S_LAYOUT, HIDDEN)
             m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
             alpha = gl.exp2(m - m_new)
-            p = gl.exp2(s * scale_log2 - m_new[:, None])
-            total = total * alpha + gl.sum(p, axis=1)
+            x = s * scale_log2 - m_new[:, None]
+            p = gl.exp2(x)
+            block_total = gl.sum(p, axis=1)
+            if ENTROPY:
+                moment = (moment + (m - m_new) * total) * alpha + gl.sum(p * x, axis=1)
+            total = total * alpha + block_total
+            if SUMS:
+                store_block_sums(sums, i, m_new, block_total, w * ROWS, BLOCK_Q, ROWS, S_LAYOUT)
+            if DISTANCE:
+                travel = travel * alpha + block_travel(
+                    p, block_total, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
             if PIN:
                 total = _pin(total)
             m = m_new
@@ -236,17 +270,29 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, s_q, s_kv, sca
         acc = acc * gl.convert_layout(1.0 / total, O_ROWS)[:, None]
         log_sum = gl.convert_layout((m + gl.log2(total)) * 0.6931471805599453, O_ROWS)
         _store(out, lse, acc, log_sum, head_row, s_q, strides, b, h, heads, D, ROWS, O_LAYOUT)
+        if ENTROPY:
+            _store_rows(entropy, (fast_log2(total) - moment / total) * 0.6931471805599453,
+                        head_row, s_q, b, h, heads, ROWS, S_LAYOUT)
+        if DISTANCE:
+            _store_rows(distance, travel / total, head_row, s_q, b, h, heads, ROWS, S_LAYOUT)
     else:
         log_sum = gl.full([ROWS], float("-inf"), gl.float32, O_ROWS)
         _store(out, lse, acc, log_sum, head_row, s_q, strides, b, h, heads, D, ROWS, O_LAYOUT)
+        nothing = gl.zeros([ROWS], gl.float32, S_ROWS)
+        if ENTROPY:
+            _store_rows(entropy, nothing, head_row, s_q, b, h, heads, ROWS, S_LAYOUT)
+        if DISTANCE:
+            _store_rows(distance, nothing, head_row, s_q, b, h, heads, ROWS, S_LAYOUT)
 
 
-@gluon.jit(do_not_specialize=["s_q", "s_kv", "heads", "group"])
+@gluon.jit(do_not_specialize=["s_q", "s_kv", "heads", "group", "width"])
 def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indices, record,
-                 stride_b, stride_s, stride_h, s_q, s_kv, heads, group, scale_log2,
+                 sums, entropy, distance, width, stride_b, stride_s, stride_h, s_q, s_kv, heads,
+                 group, scale_log2,
                  D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
                  K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
                  PIN: gl.constexpr, RAGGED: gl.constexpr, TRACE: gl.constexpr,
+                 SUMS: gl.constexpr, ENTROPY: gl.constexpr, DISTANCE: gl.constexpr,
                  REGS: gl.constexpr, num_warps: gl.constexpr):
     """One CTA: one query block of one head of one batch entry."""
     ROWS: gl.constexpr = BLOCK_Q // CONSUMERS
@@ -258,6 +304,8 @@ def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indice
         begin = _clock()
     q_block = gl.load(table + h * m_blocks + slot)
     n = gl.load(counts + h * m_blocks + q_block)
+    if SUMS:
+        n = gl.minimum(n, width)
     row_list = indices + gl.load(starts + h * m_blocks + q_block)
 
     dtype: gl.constexpr = q_desc.dtype
@@ -284,18 +332,25 @@ def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indice
     bars = (q_full, k_full, k_empty, v_full, v_empty)
     job = (b, h, h // group, q_block * BLOCK_Q, n)
     outputs = (out, lse, (stride_b, stride_s, stride_h))
+    g = sums
+    if SUMS:
+        g = sums + (h * m_blocks + q_block).to(gl.int64) * width * BLOCK_Q
+    statistics = (g, entropy, distance)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (0, bufs, bars, job, row_list, outputs, s_q, s_kv, scale_log2, heads,
-                        D, BLOCK_KV, ROWS, RAGGED, PIN)),
-            (_consume, (1, bufs, bars, job, row_list, outputs, s_q, s_kv, scale_log2, heads,
-                        D, BLOCK_KV, ROWS, RAGGED, PIN)),
+            (_consume, (0, bufs, bars, job, row_list, outputs, statistics, s_q, s_kv,
+                        scale_log2, heads, D, BLOCK_Q, BLOCK_KV, ROWS, RAGGED, PIN, SUMS, ENTROPY,
+                        DISTANCE)),
+            (_consume, (1, bufs, bars, job, row_list, outputs, statistics, s_q, s_kv,
+                        scale_log2, heads, D, BLOCK_Q, BLOCK_KV, ROWS, RAGGED, PIN, SUMS, ENTROPY,
+                        DISTANCE)),
             (_produce, (descs, bufs, bars, job, row_list, BLOCK_KV, CONSUMERS, ROWS)),
         ], [num_warps, 1], [REGS, 24])
     else:
         gl.warp_specialize([
-            (_consume, (0, bufs, bars, job, row_list, outputs, s_q, s_kv, scale_log2, heads,
-                        D, BLOCK_KV, ROWS, RAGGED, PIN)),
+            (_consume, (0, bufs, bars, job, row_list, outputs, statistics, s_q, s_kv,
+                        scale_log2, heads, D, BLOCK_Q, BLOCK_KV, ROWS, RAGGED, PIN, SUMS, ENTROPY,
+                        DISTANCE)),
             (_produce, (descs, bufs, bars, job, row_list, BLOCK_KV, CONSUMERS, ROWS)),
         ], [1], [24])
     if TRACE:
@@ -316,6 +371,24 @@ def _tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, [batch, heads, length, dim], strides, block, layout)
 
 
+@dataclass(frozen=True, eq=False)
+class RowStatistics:
+    """What a launch writes beside its attention; None for what it shouldn't.
+
+    Attributes:
+        sums: float32 ``[H, M, width, block_q]``: each (row, block)'s log-sum-exp, base 2, in
+            visiting order. For one sequence; longer lists are cut at `width`.
+        width: of `sums`.
+        entropy: float32 ``[B, H, S_q]``, nats.
+        distance: float32 ``[B, H, S_q]``, mean |i - j| in tokens.
+    """
+
+    sums: torch.Tensor | None = None
+    width: int = 0
+    entropy: torch.Tensor | None = None
+    distance: torch.Tensor | None = None
+
+
 def attend_rows_hopper(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -330,6 +403,7 @@ def attend_rows_hopper(
     scale_log2: float,
     block_q: int,
     block_kv: int,
+    statistics: RowStatistics = RowStatistics(),
 ):
     """Launch the kernel.
 
@@ -344,15 +418,20 @@ def attend_rows_hopper(
         record: int64 ``[B * H * M, 3]`` for start, end (ns) and SM of each CTA; None for none.
         scale_log2: log2(e) times the scale of the scores, positive.
         block_q, block_kv: tokens of a block.
+        statistics: what else to write.
     """
+    wanted = (statistics.sums, statistics.entropy, statistics.distance)
     batch, tokens_q, heads, dim = q.shape
     tokens_kv = k.shape[1]
     shape = CTA_SHAPES[block_q]
     _attend_rows[(table.shape[1], heads, batch)](
         _tiles(q, block_q // shape.consumers), _tiles(k, block_kv), _tiles(v, block_kv),
         out, lse, table, counts, starts, indices, lse if record is None else record,
+        *(lse if t is None else t for t in wanted), statistics.width,
         *out.stride()[:3], tokens_q, tokens_kv, heads, heads // k.shape[2], scale_log2,
         D=dim, BLOCK_Q=block_q, BLOCK_KV=block_kv, K_STAGES=shape.k_stages,
         V_STAGES=shape.v_stages, CONSUMERS=shape.consumers, PIN=shape.pin,
-        RAGGED=tokens_kv % block_kv != 0, TRACE=record is not None, **shape.launch_options,
+        RAGGED=tokens_kv % block_kv != 0, TRACE=record is not None,
+        SUMS=wanted[0] is not None, ENTROPY=wanted[1] is not None, DISTANCE=wanted[2] is not None,
+        **shape.launch_options,
     )  # fmt: skip

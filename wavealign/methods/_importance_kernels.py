@@ -93,7 +93,11 @@ def _store_rows(out, result, sequence, head, rows, tokens, H, D: tl.constexpr):
     tl.store(out + at, result.to(out.dtype.element_ty), mask=rows[:, None] < tokens)
 
 
-@triton.jit
+# Sizes that don't change the code: one compilation serves all shapes and rounds.
+_SIZES = ["tokens_q", "tokens_kv", "H", "H_kv", "N", "first_head", "list_heads", "width"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def attend_blocks(
     q, k, v, out, lse, sums, entropy, distance, positions, table, counts, starts, indices,
     q_strides, k_strides, v_strides, scale_log2, tokens_q, tokens_kv, H, H_kv, N, first_head,
@@ -238,7 +242,7 @@ def attend_blocks(
         tl.store(distance + own, travel / nonzero, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens_q", "N", "first_head", "list_heads", "width"])
 def weigh_blocks(
     sums, lse, weights, counts, starts, indices, tokens_q, N, first_head, list_heads, width,
     BLOCK_Q: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,

@@ -1,4 +1,4 @@
-"""`attend_with_importance` with Triton: lists, scratch memory, rounds of heads."""
+"""`attend_with_importance` on a GPU: lists, scratch memory, rounds of heads."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class Search:
         sums: bool = True,
         entropy: bool | None = None,
         distance: bool | None = None,
+        hopper: bool = False,
         tiles: Tiles | None = None,
     ) -> None:
         """Allocate.
@@ -69,7 +70,8 @@ class Search:
             scratch_bytes: see there.
             sums: write block log-sum-exps; without them phase 1 is plain block-sparse attention.
             entropy, distance: keep these; by default as the call says.
-            tiles: by default what suits the GPU at hand.
+            hopper: phase 1 by the Gluon kernel for Hopper.
+            tiles: of the Triton kernel; by default what suits the GPU at hand.
         """
         self._call = call
         q = call.q
@@ -79,13 +81,16 @@ class Search:
         self._entropy_wanted = call.diagnostics if entropy is None else entropy
         self._distance_wanted = call.diagnostics if distance is None else distance
         self._dense = call.candidates is None and call.schedule is None
-        self._lists = _lists(call)
+        self._hopper = hopper
+        self._lists = _lists(call, listed=hopper)
         width = call.N if call.schedule is None else call.schedule.indices.shape[-1]
         options: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         head_bytes = 4 * call.block_q * call.M * width
-        fit = max(1, scratch_bytes // head_bytes) if sums else B * H
-        count = math.ceil(B * H / fit)
-        each = math.ceil(B * H / count)
+        # The Hopper kernel takes the query heads of a K/V head together.
+        unit = H // call.k.shape[2] if hopper else 1
+        fit = max(1, scratch_bytes // (head_bytes * unit)) if sums else B * H
+        units = B * H // unit
+        each = math.ceil(units / math.ceil(units / fit)) * unit
         self.rounds = [(h, min(each, B * H - h)) for h in range(0, B * H, each)]
         self._scratch = torch.empty(each * head_bytes // 4 if sums else 1, **options)
         self._width = width
@@ -105,7 +110,8 @@ class Search:
         if call.positions is not None and self._distance_wanted:
             self._positions = call.positions.T.float().contiguous()
             self._axes = len(self._positions)
-        self._sources = tuple(_strided(t, self._tiles.tma) for t in (q, call.k, call.v))
+        tma = hopper or self._tiles.tma
+        self._sources = tuple(_strided(t, tma) for t in (q, call.k, call.v))
 
     def run(self) -> Importance:
         """Both phases, round after round."""
@@ -117,6 +123,9 @@ class Search:
 
     def attend(self, first: int, heads: int) -> None:
         """Phase 1 of some heads."""
+        if self._hopper:
+            self._attend_hopper(first, heads)
+            return
         call, result, tiles = self._call, self.result, self._tiles
         q, k, v = self._sources
         block_q, block_kv, tile = call.block_q, call.block_kv, tiles.tile
@@ -140,6 +149,34 @@ class Search:
             TMA=tiles.tma, STAGES=tiles.stages, HARDWARE=q.is_cuda, num_warps=tiles.warps,
         )  # fmt: skip
 
+    def _attend_hopper(self, first: int, heads: int) -> None:
+        from wavealign.gpu._hopper_kernels import RowStatistics, attend_rows_hopper
+
+        call, result = self._call, self.result
+        (q, k, v), H, M = self._sources, call.q.shape[2], call.M
+        group = H // k.shape[2]
+        table, counts, starts, indices = self._lists
+        head_floats = call.block_q * M * self._width
+        at = first
+        while at < first + heads:  # one launch a sequence
+            b, h = divmod(at, H)
+            own = slice(h, h + min(H - h, first + heads - at))
+            shared = slice(own.start // group, own.stop // group)
+            listed = slice(at % len(counts), at % len(counts) + own.stop - own.start)
+            scratch = self._scratch[(at - first) * head_floats :] if self._sums_wanted else None
+            attend_rows_hopper(
+                q[b : b + 1, :, own], k[b : b + 1, :, shared], v[b : b + 1, :, shared],
+                result.out[b : b + 1, :, own], result.lse[b : b + 1, own],
+                table[listed], counts[listed], starts[listed.start * M : listed.stop * M], indices,
+                None, math.log2(math.e) / math.sqrt(q.shape[3]), call.block_q, call.block_kv,
+                RowStatistics(
+                    scratch, self._width,
+                    None if result.entropy is None else result.entropy[b : b + 1, own],
+                    None if result.distance is None else result.distance[b : b + 1, own],
+                ),
+            )  # fmt: skip
+            at += own.stop - own.start
+
     def weigh(self, first: int, heads: int) -> None:
         """Phase 2 of the heads whose phase 1 ran last."""
         call, result = self._call, self.result
@@ -147,22 +184,34 @@ class Search:
         lse = result.lse if self._reference is None else self._reference
         weigh_blocks[(call.M, heads)](
             self._scratch, lse, result.weights, counts, starts, indices, call.q.shape[1], call.N,
-            first, len(self._lists[1]), self._width,
+            first, len(counts), self._width,
             BLOCK_Q=call.block_q, PLACES=_PLACES, DENSE=self._dense, num_warps=4,
         )  # fmt: skip
 
 
-def attend_triton(call: Call, scratch_bytes: int) -> Importance:
+def attend_on_gpu(call: Call, scratch_bytes: int, hopper: bool) -> Importance:
     """See `wavealign.methods.importance.attend_with_importance`. Nothing waits for the device."""
-    return Search(call, scratch_bytes).run()
+    return Search(call, scratch_bytes, hopper=hopper).run()
 
 
-def _lists(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Table, counts, starts and indices; ascending where there is no schedule."""
+def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Table, counts, starts and indices; ascending where there is no schedule.
+
+    Without candidates they are of use to a kernel that needs `listed` blocks only.
+    """
     if call.schedule is not None:
         schedule = call.schedule
         return schedule.table, schedule.counts, schedule.starts, schedule.indices
     N, device = call.N, call.q.device
+    if call.candidates is None and listed:
+        H = call.q.shape[2]
+        options: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        return (
+            torch.arange(call.M, **options).repeat(H, 1),
+            torch.full((H, call.M), N, **options),
+            torch.zeros(H * call.M, dtype=torch.int64, device=device),
+            torch.arange(N, **options),
+        )
     if call.candidates is None:
         unused = torch.empty(1, dtype=torch.int32, device=device)
         return unused, unused, unused, unused

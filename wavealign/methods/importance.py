@@ -18,12 +18,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from wavealign._extras import require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNELS = ("auto", "triton", "torch")
+KERNELS = ("auto", "hopper", "triton", "torch")
+_PREFERRED = ("triton",)  # by "auto" on a GPU, in this order
 SCRATCH_BYTES = 8 * 2**30
 _TRITON_BLOCKS = (64, 128)
 _TRITON_DIMS = (64, 128)
@@ -162,15 +164,16 @@ def attend_with_importance(
         positions: ``[tokens, axes]`` coordinates of the tokens, at most 3 axes, in sequence
             order: distances are then Euclidean in them, in place of |i - j|.
         kernel: ``"triton"`` (bf16 and fp16, head_dim 64 and 128, blocks of 64 and 128 tokens),
+            ``"hopper"`` (the same on compute capability 9.0, but distances in positions),
             ``"torch"`` (any float dtype, any device, in chunks), or ``"auto"``: Triton on a GPU
             where it can, else torch.
-        scratch_bytes: of Triton's block log-sum-exps, ``4·block_q·M·width`` bytes a head (width:
+        scratch_bytes: of a GPU's block log-sum-exps, ``4·block_q·M·width`` bytes a head (width:
             the longest list that fits, N without a schedule). Heads are taken in as few rounds as
-            fit, one head at least.
+            fit, one head at least (one K/V head's query heads by ``"hopper"``).
 
     Raises:
         InputError: what doesn't fit together.
-        MissingCapabilityError: Triton is asked for where it can't run.
+        MissingCapabilityError: a kernel is asked for where it can't run.
     """
     call = check_call(
         q, k, v, block=block, candidates=candidates, schedule=schedule,
@@ -179,21 +182,27 @@ def attend_with_importance(
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
     if kernel == "auto":
-        kernel = "triton" if q.is_cuda and _refusal(call) is None and _has_triton() else "torch"
+        fits = q.is_cuda and _has_triton()
+        able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
+        kernel = able[0] if able else "torch"
     if kernel == "torch":
         from wavealign.methods._importance_chunked import attend_chunked
 
         return attend_chunked(call)
-    if reason := _refusal(call):
-        raise InputError(f"kernel='triton' {reason}; kernel='torch' takes it.")
-    _need_triton(q)
-    from wavealign.methods._importance_launch import attend_triton
+    if reason := _refusal(kernel, call):
+        raise InputError(f"kernel='{kernel}' {reason}; kernel='torch' takes it.")
+    require("triton", "gpu", f"kernel='{kernel}'")
+    if lacking := _lacks(kernel, q):
+        raise MissingCapabilityError(
+            f"kernel='{kernel}' needs {lacking}; kernel='torch' computes the same anywhere."
+        )
+    from wavealign.methods._importance_launch import attend_on_gpu
 
-    return attend_triton(call, scratch_bytes)
+    return attend_on_gpu(call, scratch_bytes, hopper=kernel == "hopper")
 
 
-def _refusal(call: Call) -> str | None:
-    """Why Triton doesn't take a call, in words."""
+def _refusal(kernel: str, call: Call) -> str | None:
+    """Why a kernel doesn't take a call, in words."""
     dtype, D = str(call.q.dtype).removeprefix("torch."), call.q.shape[3]
     if dtype not in ("bfloat16", "float16"):
         return f"takes bfloat16 and float16, not {dtype}"
@@ -201,6 +210,8 @@ def _refusal(call: Call) -> str | None:
         return f"takes head dimensions 64 and 128, not {D}"
     if call.block_q not in _TRITON_BLOCKS or call.block_kv not in _TRITON_BLOCKS:
         return f"takes blocks of 64 and 128 tokens, not {call.block_q}x{call.block_kv}"
+    if kernel == "hopper" and call.diagnostics and call.positions is not None:
+        return "has no distances in positions"
     return None
 
 
@@ -210,15 +221,19 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _need_triton(q: Tensor) -> None:
-    from wavealign._extras import require
+def _lacks(kernel: str, q: Tensor) -> str | None:
+    """What a kernel needs and there isn't; None if nothing. Triton may be interpreted."""
+    import torch
 
-    triton = require("triton", "gpu", "kernel='triton'")
-    if not q.is_cuda and not triton.knobs.runtime.interpret:
-        raise MissingCapabilityError(
-            f"kernel='triton' needs q, k and v on an NVIDIA GPU, they are on {q.device}; "
-            "kernel='torch' computes the same anywhere (TRITON_INTERPRET=1 interprets the kernel)."
-        )
+    if not q.is_cuda:
+        import triton
+
+        if kernel == "triton" and triton.knobs.runtime.interpret:
+            return None
+        return f"q, k and v on an NVIDIA GPU, they are on {q.device}"
+    if kernel == "hopper" and torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "a GPU of compute capability 9.0"
+    return None
 
 
 def check_call(
