@@ -13,6 +13,7 @@ from wavealign.cli.calibrate import calibrate
 from wavealign.cli.capture import capture
 from wavealign.cli.compare import compare
 from wavealign.cli.curve import curve
+from wavealign.cli.diagnose import diagnose
 from wavealign.cli.doctor import doctor
 from wavealign.cli.failure import Group
 from wavealign.cli.guard import guard
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 for command in (
-    sim, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
-    doctor, compare, report,
+    sim, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies, methods,
+    devices, doctor, compare, report,
 ):  # fmt: skip
     main.add_command(command)

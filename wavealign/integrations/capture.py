@@ -129,7 +129,7 @@ class Capture:
         self._timestep = value
         self._step += self._first_call
         latents = options.get("hidden_states", arguments[0] if arguments else None)
-        self._grid = _grid(model, latents)
+        self._grid = latent_grid(model, latents)
 
     def _enter(self, layer: int) -> Any:
         def hook(*_: Any) -> None:
@@ -240,7 +240,7 @@ def _folder(folder: str | Path) -> Path:
     return path
 
 
-def _grid(model: nn.Module, latents: Any) -> TokenGrid | None:
+def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:
     """The token grid, where latents come as ``[batch, channels, frames, height, width]``."""
     patch = getattr(getattr(model, "config", None), "patch_size", None)
     if not isinstance(latents, Tensor) or latents.ndim != 5 or patch is None:

@@ -36,6 +36,21 @@ _MODELS = {
 }
 _SLOT = "_wavealign"
 _MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
+SESSION_NAMES = ("gsrs", "adaspa", "liteattention", "topk")
+
+
+class Site(Protocol):
+    """What stands behind a self-attention of an enabled transformer."""
+
+    min_tokens: int
+    padding: Padding
+    original: Any  # the processor
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
+    ) -> torch.Tensor:
+        """Attention of ``[B, tokens, H, D]``, of which `lengths` says how many count."""
+        ...
 
 
 class MaskFunction(Protocol):
@@ -109,7 +124,7 @@ class _Site:
         return self.mask_function(q, k, text_tokens=q.shape[1] - lengths.video_tokens)
 
 
-_active: contextvars.ContextVar[tuple[_Site, Lengths] | None] = contextvars.ContextVar(
+_active: contextvars.ContextVar[tuple[Site, Lengths] | None] = contextvars.ContextVar(
     "site", default=None
 )
 
@@ -117,7 +132,7 @@ _active: contextvars.ContextVar[tuple[_Site, Lengths] | None] = contextvars.Cont
 class _Processor:
     """The model's processor, with its site active while it runs."""
 
-    def __init__(self, site: _Site) -> None:
+    def __init__(self, site: Site) -> None:
         self._site = site
 
     def __getattr__(self, name: str) -> Any:
@@ -185,6 +200,11 @@ def enable(
         InputError: another model, one that is enabled already, or unknown names.
     """
     name, module_name, sites = _sites_of(transformer)
+    if isinstance(method, str) and method in SESSION_NAMES:
+        raise InputError(
+            f"{method} searches at some steps of a run and reuses in between: "
+            "wavealign.integrations.diffusers_sessions.enable_session."
+        )
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     if any(isinstance(site.processor, _Processor) for site in sites):
@@ -214,6 +234,9 @@ def disable(transformer: torch.nn.Module) -> None:
         raise InputError(f"this {name} isn't enabled.")
     for module in sites:
         if isinstance(module.processor, _Processor):
+            run = getattr(module.processor._site, "run", None)
+            if run is not None:
+                run.hook.remove()
             module.processor = module.processor._site.original
 
 
@@ -275,8 +298,9 @@ def _takes_text(function: Callable[..., Any]) -> bool:
 
 def _enabled(transformer: torch.nn.Module) -> Iterator[_Site]:
     for module in _sites_of(transformer)[2]:
-        if isinstance(module.processor, _Processor):
-            yield module.processor._site
+        site = getattr(module.processor, "_site", None)
+        if isinstance(site, _Site):
+            yield site
 
 
 def _install(module: Any) -> None:

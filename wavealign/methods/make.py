@@ -188,8 +188,25 @@ def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tup
     Raises:
         InputError: NaN or inf.
     """
+    return place_tokens(source.read(head), site, device, f"head {head}")
+
+
+def place_tokens(
+    qk: tuple[Tensor, Tensor], site: Site, device: str, told: str
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys ``(L, D)``, checked, in the site's token order, on the device.
+
+    Args:
+        qk: in raster order.
+        site: where the tokens lie.
+        device: "cpu" or "cuda".
+        told: whose they are, for errors.
+
+    Raises:
+        InputError: NaN or inf.
+    """
     pair = []
-    for name, x in zip("qk", source.read(head), strict=True):
+    for name, x in zip("qk", qk, strict=True):
         x = x.to(device)
         if x.dtype == torch.float64:
             x = x.float()
@@ -197,7 +214,7 @@ def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tup
         if not finite.all():
             token = int(torch.nonzero(~finite)[0])
             raise InputError(
-                f"{name} of head {head} holds NaN or inf at token {token}; expected finite "
+                f"{name} of {told} holds NaN or inf at token {token}; expected finite "
                 "numbers. Values beyond the range of fp16 may have been lost when it was saved."
             )
         if site.order is not None:
@@ -260,13 +277,31 @@ def _site(
         raise InputError(
             f"{method.name} needs a length: Q and K, or a token grid (--grid 21x45x80)."
         )
-    if text_tokens < 0:
-        raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
     if source is not None:
         tokens = source.tokens
     else:
         assert grid is not None
         tokens = grid.tokens + text_tokens
+    return make_site(tokens, grid, order, text_tokens, seed)
+
+
+def make_site(
+    tokens: int, grid: TokenGrid | None, order: str = "raster", text_tokens: int = 0, seed: int = 0
+) -> Site:
+    """Where tokens lie, common to all heads.
+
+    Args:
+        tokens: length of the sequence.
+        grid: the video's token grid; needed by every order but "raster".
+        order: token order, see `wavealign.video.ORDERS`.
+        text_tokens: tokens of text behind the video, which keep their places.
+        seed: of every random choice.
+
+    Raises:
+        InputError: lengths that contradict each other, an unknown order or one without a grid.
+    """
+    if text_tokens < 0:
+        raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
     if text_tokens >= tokens:
         raise InputError(f"{text_tokens} text tokens of {tokens}; expected some video before them.")
     if grid is not None and grid.tokens + text_tokens != tokens:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+_ROWS_ENTRIES = 1 << 23  # entries that are sorted at a time: about 200 MB
 
 
 def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
@@ -63,6 +66,71 @@ def top_k(scores: Tensor, count: int) -> Tensor:
     ranks = scores.sort(dim=-1, descending=True, stable=True).indices
     chosen = ranks[..., : max(1, min(count, scores.shape[-1]))]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def select_top_p(scores: Tensor, share: float, candidates: Tensor | None = None) -> Tensor:
+    """`top_p`, inclusive, of many heads at once, wherever the scores lie.
+
+    The host never waits, and what a sort needs is made for a part of the rows at a time:
+    ``25 · N`` bytes for each of `_ROWS_ENTRIES` / N rows, not for all of them.
+
+    Args:
+        scores: float ``(..., N)``, not negative.
+        share: of the row's sum over the candidates, above 0 and up to 1.
+        candidates: bool, shaped as `scores`; nothing else is kept.
+
+    Returns:
+        bool ``(..., N)``. What scores 0 is never kept, so a row without candidates keeps nothing.
+    """
+    if candidates is None:
+        return _by_parts(lambda part: top_p(part, share, "inclusive") & (part > 0), scores)
+
+    def among_candidates(part: Tensor, among: Tensor) -> Tensor:
+        part = part.where(among, 0)
+        return top_p(part, share, "inclusive") & (part > 0)
+
+    return _by_parts(among_candidates, scores, candidates)
+
+
+def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None = None) -> Tensor:
+    """The largest of each row, ties to the lower index, without a wait of the host.
+
+    Args:
+        scores: float ``(..., M, N)``, not negative.
+        count: for all rows, or integers ``(...)``, one a head: at least one block is kept.
+        candidates: bool, shaped as `scores`; a row with fewer of them than `count` keeps all.
+
+    Returns:
+        bool ``(..., M, N)``.
+    """
+    N = scores.shape[-1]
+    counts = torch.as_tensor(count, device=scores.device).clamp(1, N)
+    counts = counts.reshape(*counts.shape, *[1] * (scores.ndim - 1 - counts.ndim))
+    counts = counts.expand(scores.shape[:-1])
+
+    def largest(part: Tensor, wanted: Tensor, among: Tensor | None = None) -> Tensor:
+        if among is not None:  # candidates of score 0 come before what is no candidate
+            part = part.where(among, -1)
+        ranks = part.sort(dim=-1, descending=True, stable=True).indices
+        keep = torch.arange(N, device=part.device) < wanted[:, None]
+        chosen = torch.zeros_like(part, dtype=torch.bool).scatter_(-1, ranks, keep)
+        return chosen if among is None else chosen & among
+
+    rest = () if candidates is None else (candidates,)
+    return _by_parts(largest, scores, counts, *rest)
+
+
+def _by_parts(function: Callable[..., Tensor], scores: Tensor, *others: Tensor) -> Tensor:
+    """A function of rows ``(rows, N)``, called for some of them at a time."""
+    N = scores.shape[-1]
+    rows = scores.reshape(-1, N)
+    rest = [t.reshape(-1, N) if t.shape == scores.shape else t.reshape(-1) for t in others]
+    keep = torch.empty(rows.shape, dtype=torch.bool, device=rows.device)
+    step = max(1, _ROWS_ENTRIES // N)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        keep[part] = function(rows[part], *(t[part] for t in rest))
+    return keep.reshape(scores.shape)
 
 
 def lower_triangle(like: Tensor, block_q: int, block_kv: int) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +20,9 @@ from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sim.setup import Setup
 from wavealign.units import format_size
+
+if TYPE_CHECKING:
+    from wavealign.methods.diagnostics import Diagnosis
 
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
@@ -186,6 +191,30 @@ def made_table(rows: Iterable[MaskStats]) -> Table:
             f"{stats.row_nnz_spread:.2f}",
             str(stats.row_nnz_min),
             str(stats.row_nnz_max),
+        )
+    return table
+
+
+def diagnosis_table(found: Sequence[Diagnosis], per_head: bool) -> Table:
+    """Attention entropy and distance: a row a step and layer (means over heads), or a head."""
+    table = table_frame()
+    headings = ("step", "layer", "head" if per_head else "heads", "entropy", "spread", "distance")
+    for heading in (*headings, "of uniform"):
+        if not (per_head and heading == "spread"):
+            table.add_column(heading, justify="right")
+    groups: dict[tuple[int, int, int], list[Diagnosis]] = {}
+    for one in found:
+        groups.setdefault((one.step, one.layer, one.head if per_head else -1), []).append(one)
+    for (step, layer, head), members in groups.items():
+        entropies = [one.entropy_nats for one in members]
+        table.add_row(
+            str(step),
+            str(layer),
+            str(head) if per_head else str(len(members)),
+            f"{statistics.fmean(entropies):.3f}",
+            *([] if per_head else [f"{statistics.pstdev(entropies):.3f}"]),
+            f"{statistics.fmean(one.distance for one in members):,.1f}",
+            f"{statistics.fmean(one.distance_frac for one in members):.3f}",
         )
     return table
 

@@ -1,0 +1,166 @@
+"""GSRS, AdaSpa or LiteAttention under a diffusers video transformer: `enable_session`.
+
+A session counts denoising steps; a transformer is only called. Steps are told apart by the
+timestep that it is called with: another value is the next step, the same value again the next
+branch of the guidance (conditional, then unconditional, as diffusers calls them), and a higher
+value than before another run, which begins anew (`restart` says so where one was broken off).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from wavealign.errors import InputError, unknown_name
+from wavealign.integrations.capture import latent_grid
+from wavealign.integrations.diffusers import _install, _Processor, _sites_of
+from wavealign.integrations.padding import Lengths, Padding
+from wavealign.sessions import SESSIONS, Session, make_session
+from wavealign.video.grid import TokenGrid
+
+BRANCHES = ("cond", "uncond")
+
+
+@dataclass
+class _Run:
+    """A transformer's session, and where in the run it is."""
+
+    name: str
+    options: dict[str, Any]
+    session: Session | None = None
+    grid: TokenGrid | None = None
+    timestep: float | None = None
+    step: int = 0
+    call: int = 0
+    hook: Any = field(default=None, repr=False)
+
+    @property
+    def branch(self) -> str:
+        return BRANCHES[self.call] if self.call < len(BRANCHES) else f"call {self.call}"
+
+    def begin_call(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Before the transformer runs: which step and branch this is."""
+        timestep = named.get("timestep", arguments[1] if len(arguments) > 1 else None)
+        if timestep is None:
+            raise InputError("the transformer was called without a timestep; a session counts it.")
+        value = float(timestep.flatten()[0] if isinstance(timestep, torch.Tensor) else timestep)
+        if self.timestep is None or value > self.timestep:
+            self.step, self.call = 0, 0
+            self._begin_run(model, arguments, named)
+        elif value == self.timestep:
+            self.call += 1
+        else:
+            self.step, self.call = self.step + 1, 0
+        self.timestep = value
+
+    def _begin_run(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        sizes = [named.get(name) for name in ("num_frames", "height", "width")]
+        if all(isinstance(size, int) for size in sizes):
+            grid: TokenGrid | None = TokenGrid(*sizes)  # type: ignore[arg-type]
+        else:
+            latents = named.get("hidden_states", arguments[0] if arguments else None)
+            grid = latent_grid(model, latents)
+        if self.session is None or grid != self.grid:
+            self.grid = grid
+            self.session = make_session(self.name, grid=grid, **self.options)
+        self.session.reset()
+
+
+@dataclass
+class _SessionSite:
+    """One self-attention: the layer's number, and its transformer's run."""
+
+    run: _Run
+    layer: int
+    min_tokens: int
+    padding: Padding
+    original: Any  # the processor
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
+    ) -> torch.Tensor:
+        run = self.run
+        if run.session is None:
+            raise InputError("an attention layer was called outside its transformer.")
+        return run.session.attend(run.step, self.layer, q, k, v, run.branch)
+
+
+def enable_session(
+    transformer: torch.nn.Module,
+    method: str = "gsrs",
+    *,
+    steps: int = 50,
+    min_tokens: int = 0,
+    **options: Any,
+) -> None:
+    """Put a session under every self-attention of a transformer.
+
+    `wavealign.integrations.diffusers.disable` takes it away. Reading the timestep makes the host
+    wait once a call of the transformer.
+
+    Args:
+        transformer: a Wan or LTX transformer of diffusers (``pipe.transformer``).
+        method: one of `wavealign.sessions.SESSIONS`.
+        steps: denoising steps of a run (``num_inference_steps``); a method's search steps are
+            among them.
+        min_tokens: shorter sequences go to the model's own attention.
+        options: of the session (search_steps, p, block, profile, policy, backend, ...), but its
+            grid, which is the model's.
+
+    Raises:
+        InputError: another model, one that is enabled already, unknown names, or what the session
+            refuses.
+    """
+    name, module_name, sites = _sites_of(transformer)
+    if name.startswith("Hunyuan"):
+        raise InputError(
+            f"{name} has text of any length behind the video, which sessions don't follow from "
+            "step to step; expected a Wan or LTX transformer."
+        )
+    if method not in SESSIONS:
+        raise unknown_name("session", method, SESSIONS)
+    if any(isinstance(site.processor, _Processor) for site in sites):
+        raise InputError(f"this {name} is enabled already; disable it first.")
+    options = {**options, "steps": steps}
+    # What can be wrong with them shows now, not in the middle of a run.
+    make_session(method, **{**options, "order": "raster"})
+    run = _Run(method, options)
+    padding = Padding()
+    run.hook = transformer.register_forward_pre_hook(run.begin_call, with_kwargs=True)
+    for layer, module in enumerate(sites):
+        site = _SessionSite(run, layer, min_tokens, padding, module.processor)
+        module.processor = _Processor(site)
+    _install(importlib.import_module(module_name))
+
+
+def session_of(transformer: torch.nn.Module) -> Session:
+    """The session of an enabled transformer, for its statistics.
+
+    Raises:
+        InputError: it has none, or none yet.
+    """
+    run = _run_of(transformer)
+    if run.session is None:
+        raise InputError("the transformer wasn't called yet; its session begins with that.")
+    return run.session
+
+
+def restart(transformer: torch.nn.Module) -> None:
+    """Take the next call as the first of a run, for after one that was broken off.
+
+    Raises:
+        InputError: it runs no session.
+    """
+    _run_of(transformer).timestep = None
+
+
+def _run_of(transformer: torch.nn.Module) -> _Run:
+    name, _, sites = _sites_of(transformer)
+    for module in sites:
+        site = getattr(module.processor, "_site", None)
+        if isinstance(site, _SessionSite):
+            return site.run
+    raise InputError(f"this {name} runs no session; expected enable_session first.")

@@ -1,0 +1,94 @@
+"""Schedules that outlive the planner's buffers: one a layer and branch, as small as its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from wavealign.attention.backends import Choice
+from wavealign.attention.inputs import Geometry
+from wavealign.attention.plans import Plan, Terms, make_plan
+from wavealign.guard.decide import Guard
+from wavealign.planning.layout import ListLayout
+from wavealign.planning.planner import DeviceSchedule, Planner
+
+
+class Planners:
+    """Plans for all layers of a model with one set of buffers; what is kept is copied out."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._planners: dict[object, Planner] = {}
+
+    def plan(
+        self,
+        keep: torch.Tensor,
+        sizes: Geometry,
+        choice: Choice,
+        guard: Guard | None,
+        uses: int,
+        longest: int | None,
+    ) -> Plan:
+        """A plan with lists of its own.
+
+        Args:
+            keep: bool ``[B, H, M, N]``.
+            sizes: of the mask.
+            choice: the backend.
+            guard: None where a policy was asked for; otherwise the host waits for its numbers.
+            uses: steps that the plan serves.
+            longest: K/V blocks of the longest row; None where the host doesn't know, then lists
+                are N long.
+        """
+        heads = keep.flatten(0, 1)
+        layout = choice.layout(sizes)
+        planner = self._planner(sizes, choice, layout, heads.device)
+        plan = make_plan(heads, sizes, choice, planner, self._terms, guard, uses=uses)
+        return dataclasses.replace(plan, schedule=own_copy(plan.schedule, longest))
+
+    def lists(
+        self, keep: torch.Tensor, sizes: Geometry, choice: Choice, policies: tuple[str, ...]
+    ) -> DeviceSchedule:
+        """Lists of a mask for kernels with a row table, valid until the next call."""
+        heads = keep.flatten(0, 1)
+        return self._planner(sizes, choice, ListLayout(), heads.device)(heads, policies)
+
+    def _planner(
+        self, sizes: Geometry, choice: Choice, layout: ListLayout, device: torch.device
+    ) -> Planner:
+        key = (sizes, choice.name, layout, device)
+        if key not in self._planners:
+            wave = self._terms.wave(sizes, choice)
+            shape = (sizes.batch * sizes.H, sizes.M, sizes.N)
+            self._planners[key] = Planner(
+                shape, device, wave=wave, seed=self._terms.seed, layout=layout
+            )
+        return self._planners[key]
+
+
+def own_copy(schedule: DeviceSchedule, longest: int | None) -> DeviceSchedule:
+    """The same schedule in buffers of its own, lists cut to the longest row."""
+    H, M, width = schedule.indices.shape
+    width = width if longest is None else max(1, min(width, longest))
+    rows = torch.arange(H * M, dtype=torch.int64, device=schedule.starts.device)
+    return dataclasses.replace(
+        schedule,
+        table=schedule.table.clone(),
+        counts=schedule.counts.clone(),
+        starts=rows * width,
+        indices=schedule.indices[..., :width].clone(memory_format=torch.contiguous_format),
+    )
+
+
+def pack(keep: torch.Tensor) -> torch.Tensor:
+    """Bits of a mask, as `wavealign.planning.mask_from_packed` reads them, uint8 ``[..., N / 8]``.
+
+    A layer's candidates are kept for the whole run: eight times smaller, they may be.
+    """
+    bits = torch.nn.functional.pad(keep.to(torch.uint8), (0, -keep.shape[-1] % 8))
+    weights = 2 ** torch.arange(7, -1, -1, dtype=torch.uint8, device=keep.device)
+    packed: torch.Tensor = (bits.reshape(*bits.shape[:-1], -1, 8) * weights).sum(
+        -1, dtype=torch.uint8
+    )
+    return packed

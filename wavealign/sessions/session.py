@@ -1,0 +1,318 @@
+"""`Session`: a sparse method under all layers of a model, from the first step to the last.
+
+For each layer and branch (conditional, unconditional) on its own: full attention up to the first
+search; at a search, attention that also weighs blocks, a new mask, and one schedule planned for
+it; until the next search, block-sparse attention by that schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from wavealign.attention.backends import Choice
+from wavealign.attention.call import attend as attend_by_plan
+from wavealign.attention.inputs import Geometry, Sequences, check_fit
+from wavealign.attention.plans import Plan, Terms, fitting_choice
+from wavealign.errors import InputError
+from wavealign.guard.decide import Guard
+from wavealign.methods.steps import Found, Memory, Rule, StepCall
+from wavealign.planning.masks import mask_from_packed
+from wavealign.sessions.plans import Planners, pack
+from wavealign.sessions.statistics import Statistics, Tally
+from wavealign.sessions.tokens import TokenOrder
+from wavealign.video.grid import TokenGrid
+
+FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """One layer of one branch, replaced as a whole after a call that went well.
+
+    Attributes:
+        signature: shape, dtype and device of its calls.
+        sizes, choice, guard: of its plans.
+        next_step: the one that is expected.
+        memory: the rule's; candidates as packed bits.
+        plan: of the blocks in use; None before the first search.
+        keep: these blocks, packed.
+    """
+
+    signature: tuple[object, ...]
+    sizes: Geometry
+    choice: Choice
+    guard: Guard | None
+    next_step: int = 0
+    memory: Memory = dataclasses.field(default_factory=Memory)
+    plan: Plan | None = None
+    keep: torch.Tensor | None = None
+
+
+class Session:
+    """A method's run, called for every layer at every step.
+
+    A call that raises leaves the session as it was: the same call can be made again with other
+    inputs, or `reset` begins anew.
+
+    Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
+    bytes for the schedule and ``B·H·M·N / 8`` for each of the mask and the candidates.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        block: tuple[int, int] = (128, 128),
+        grid: TokenGrid | tuple[int, int, int] | None = None,
+        order: str | None = None,
+        text_tokens: int = 0,
+        policy: str = "auto",
+        profile: str | None = None,
+        backend: str = "auto",
+        objective: str = "time",
+        regime: str = "steady",
+        seed: int = 0,
+        check_finite: bool = True,
+        full_attention: FullAttention | None = None,
+    ) -> None:
+        """A session before its first step.
+
+        Args:
+            rule: the method; the named sessions make it.
+            block: tokens of a query and of a K/V block.
+            grid: of the video tokens (frames, height, width).
+            order: token order that blocks are cut in: by default the generalized Hilbert curve
+                where there is a grid, else raster.
+            text_tokens: behind the video, which keep their places.
+            policy: ``"auto"`` (the guard decides, once a search) or a policy's name.
+            profile: device name or path; by default the GPU at hand.
+            backend: see `wavealign.attend`.
+            objective, regime: the guard's, see `wavealign.Attention`.
+            seed: of the sweeps.
+            check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
+                a search, and learns the longest row; without it, lists are N long.
+            full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
+                torch's scaled_dot_product_attention.
+
+        Raises:
+            InputError: unknown names, sizes below 1.
+        """
+        if len(block) != 2 or min(block) < 1:
+            raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
+        if grid is not None and not isinstance(grid, TokenGrid):
+            grid = TokenGrid(*grid)
+        self.rule = rule
+        self._block = (int(block[0]), int(block[1]))
+        self._order = TokenOrder(order, grid, text_tokens)
+        self._terms = Terms(policy, profile, backend, objective, seed)
+        self._regime, self._check_finite = regime, check_finite
+        self._full = full_attention or _torch_attention
+        self._planners = Planners(self._terms)
+        self._sites: dict[tuple[int, str], _Site] = {}
+        self._tally = Tally()
+
+    @property
+    def statistics(self) -> Statistics:
+        """What it has done since it was made or reset; waits for the device."""
+        return self._tally.statistics()
+
+    @property
+    def token_order(self) -> str:
+        """Name of the order that blocks are cut in."""
+        return self._order.name
+
+    def reset(self) -> None:
+        """Forget everything: the next step of every layer is 0."""
+        self._sites.clear()
+        self._tally = Tally()
+
+    def mask(self, layer: int, branch: str = "cond") -> torch.Tensor:
+        """The blocks in use, bool ``[B, H, M, N]`` in the session's token order.
+
+        Raises:
+            InputError: there are none yet.
+        """
+        site = self._sites.get((layer, branch))
+        if site is None or site.keep is None:
+            raise InputError(f"layer {layer}, branch '{branch}': nothing was searched yet.")
+        return mask_from_packed(site.keep, site.sizes.N)
+
+    def explain(self) -> str:
+        """The last plan of every layer and branch, one line a head."""
+        return "\n".join(
+            f"layer {layer}, {branch}, {line}"
+            for (layer, branch), site in self._sites.items()
+            if site.plan is not None
+            for line in site.plan.explain().splitlines()
+        )
+
+    @torch.compiler.disable
+    def attend(
+        self,
+        step: int,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        branch: str = "cond",
+    ) -> torch.Tensor:
+        """Self-attention of one layer at one step.
+
+        Args:
+            step: from 0, one after the other for each layer and branch.
+            layer: which.
+            q, k, v: ``[B, L, H, D]`` in raster order, after rotary position, text at the end.
+            branch: of the guidance; what is found for one is never used for another.
+
+        Returns:
+            ``[B, L, H, D]``.
+
+        Raises:
+            InputError: a step that is called twice, skipped or beyond the run, a change of shape,
+                dtype or device since the last step, a length that isn't the grid's, NaN in the
+                scores of a search.
+            MissingCapabilityError: no backend for these inputs, at the first step.
+        """
+        site = self._site(step, layer, branch, q, k, v)
+        action = self.rule.action(step)
+        watch, device = self._tally.watch, q.device
+        records = None
+        if action == "full":
+            with watch.measure("full", device):
+                out = self._full(q, k, v)
+        elif action == "reuse":
+            with watch.measure("reused", device):
+                out = self._by_plan(site, *(self._order.forward(x) for x in (q, k, v)))
+                out = self._order.back(out)
+        else:
+            with watch.measure("searched", device):
+                found = self._search(step, site, q, k, v)
+                out = self._order.back(found.out)
+            longest = self._look(found, step, layer, branch)
+            evaluated = self._evaluated(site)
+            with watch.measure("planned", device):
+                site = self._remember(site, found, self.rule.uses(step), longest)
+            policies = tuple(dict.fromkeys(site.plan.policies)) if site.plan is not None else ()
+            density = found.keep.float().mean()
+            records = (step, layer, branch, density, evaluated, policies)
+        self._sites[layer, branch] = dataclasses.replace(site, next_step=step + 1)
+        self._tally.calls[action] += 1
+        if records is not None:
+            self._tally.searches.append(records)
+            self._tally.plans += bool(records[-1])
+        return out
+
+    def _site(
+        self, step: int, layer: int, branch: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> _Site:
+        """The layer's past, if this call goes on from it."""
+        where, site = f"layer {layer}, branch '{branch}'", self._sites.get((layer, branch))
+        expected = site.next_step if site is not None else 0
+        if not 0 <= step < self.rule.steps:
+            raise InputError(
+                f"{where}: step {step} of a run of {self.rule.steps} steps (0 to "
+                f"{self.rule.steps - 1}); another run begins with reset()."
+            )
+        if step < expected:
+            raise InputError(
+                f"{where}: step {step} was done already; expected step {expected}. Another run "
+                "begins with reset()."
+            )
+        if step > expected:
+            raise InputError(f"{where}: step {step} skips step {expected}.")
+        sequences = Sequences.check(q, k, v, "bshd")
+        if k.shape != q.shape:
+            raise InputError(
+                f"{where}: q is {list(q.shape)}, k and v are {list(k.shape)}; expected "
+                "self-attention, with a K/V head for each query head."
+            )
+        signature = (tuple(q.shape), q.dtype, q.device)
+        if site is not None:
+            if site.signature != signature:
+                raise InputError(
+                    f"{where}: q is {_told(signature)} at step {step} and was "
+                    f"{_told(site.signature)} before; expected the same to the end of the run. "
+                    "Another run begins with reset()."
+                )
+            return site
+        B, L, H, D = q.shape
+        self._order.check(L)
+        M, N = (-(-L // size) for size in self._block)
+        sizes = Geometry(H, M, N, *self._block, L, L, B)
+        check_fit(sequences, sizes)
+        choice = fitting_choice(sizes, sequences, self._terms.backend, None)
+        guard = None
+        if self._terms.policy == "auto":
+            guard = self._terms.guard(sizes, choice, D, self._regime)
+        return _Site(signature, sizes, choice, guard)
+
+    def _by_plan(
+        self, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention over the blocks in use, everything before the first search."""
+        if site.plan is None:
+            return self._full(q, k, v)
+        return attend_by_plan(q, k, v, plan=site.plan, layout="bshd")
+
+    def _search(
+        self, step: int, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Found:
+        q, k, v = (self._order.forward(x) for x in (q, k, v))
+        memory, schedule = site.memory, None
+        if memory.candidates is not None:
+            candidates = mask_from_packed(memory.candidates, site.sizes.N)
+            memory = dataclasses.replace(memory, candidates=candidates)
+            if site.plan is not None and self.rule.takes_schedule:
+                # The search reads its candidates in the order that was chosen for the first mask.
+                schedule = self._planners.lists(
+                    candidates, site.sizes, site.choice, site.plan.policies
+                )
+        call = StepCall(step, q, k, v, self._block, self._order.text_tokens, schedule)
+        return self.rule.search(call, memory, lambda: self._by_plan(site, q, k, v))
+
+    def _look(self, found: Found, step: int, layer: int, branch: str) -> int | None:
+        """The longest row, after a look at whether there are scores at all."""
+        if not self._check_finite:
+            return None
+        longest = found.keep.sum(-1, dtype=torch.int32).amax()
+        finite, blocks = torch.stack([found.finite.int(), longest]).tolist()
+        if not finite:
+            raise InputError(
+                f"layer {layer}, branch '{branch}', step {step}: NaN or infinity in the scores of "
+                "q and k; expected finite numbers. The session is as it was before this call."
+            )
+        return int(blocks)
+
+    def _evaluated(self, site: _Site) -> torch.Tensor | None:
+        bits = site.memory.candidates
+        if bits is None:
+            return None
+        return mask_from_packed(bits, site.sizes.N).float().mean()
+
+    def _remember(self, site: _Site, found: Found, uses: int, longest: int | None) -> _Site:
+        memory, plan = found.memory, None
+        if uses:
+            plan = self._planners.plan(
+                found.keep, site.sizes, site.choice, site.guard, uses, longest
+            )
+        kept = pack(found.keep)
+        if memory.candidates is found.keep:
+            memory = dataclasses.replace(memory, candidates=kept)
+        elif memory.candidates is not None:
+            memory = dataclasses.replace(memory, candidates=site.memory.candidates)
+        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept)
+
+
+def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def _told(signature: tuple[object, ...]) -> str:
+    shape, dtype, device = signature
+    assert isinstance(shape, tuple)
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
