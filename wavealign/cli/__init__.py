@@ -19,6 +19,7 @@ from wavealign.cli.lists import devices, methods, policies
 from wavealign.cli.mask import mask
 from wavealign.cli.order import order
 from wavealign.cli.sim import sim
+from wavealign.cli.sweep import sweep
 from wavealign.cli.validate import validate
 
 
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 for command in (
-    sim, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
+    sim, sweep, curve, order, validate, calibrate, guard, mask, capture, policies, methods, devices,
     doctor,
 ):  # fmt: skip
     main.add_command(command)
