@@ -114,7 +114,7 @@ def measure_finalists(
     proposed = finalists(store.records.values(), objective, count, phase.device)
     seed = min((spec.seed for spec in proposed), default=0)
     specs = [measured_spec(spec, phase.card, phase.waves[_launch(spec)], seed) for spec in proposed]
-    jobs = [Job(group, measure_launch) for group in launches(specs)]
+    jobs = [Job(group, measure_launch, gpu=True) for group in launches(specs)]
     on_start(len(specs))
     gpus = getattr(engine, "gpus", 0)
     if gpus:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+from wavealign.sweep.conditions import BASELINE
 from wavealign.sweep.engines import Engine, Job
 from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.search import Search
@@ -79,7 +81,7 @@ def run_jobs(
                 on_trial(record, False)
         left = tuple(s for s, record in zip(job.specs, known, strict=True) if record is None)
         if left:
-            waiting.append(Job(left, job.measure))
+            waiting.append(dataclasses.replace(job, specs=left))
     waiting.reverse()
     in_flight = 0
     while waiting or in_flight:
@@ -105,10 +107,6 @@ def best_by_condition(
     Returns:
         Baseline spec → (best, baseline or None where it failed), in the order of `records`.
     """
-    import dataclasses
-
-    from wavealign.sweep.conditions import BASELINE
-
     groups: dict[TrialSpec, list[TrialRecord]] = {}
     for record in records:
         if record.result is not None and getattr(record.result, field) is not None:

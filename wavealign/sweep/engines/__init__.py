@@ -26,14 +26,16 @@ class Job:
 
     Attributes:
         specs: what to try; all of one mask.
-        measure: None to simulate; else makes the records, on a GPU: a function that workers can
-            unpickle, called with the specs and the mask.
+        function: None to simulate; else makes the records: a function that workers can unpickle,
+            called with the specs and the mask.
         belady: also find the least that any replacement could read.
+        gpu: it needs a GPU of its own.
     """
 
     specs: tuple[TrialSpec, ...]
-    measure: Callable[[tuple[TrialSpec, ...], BlockMask], list[TrialRecord]] | None = None
+    function: Callable[[tuple[TrialSpec, ...], BlockMask], list[TrialRecord]] | None = None
     belady: bool = False
+    gpu: bool = False
 
     def died(self, why: str) -> list[TrialRecord]:
         """The records of a job that killed its workers."""
@@ -63,8 +65,8 @@ class Engine(Protocol):
 
 def run_job(job: Job, mask: BlockMask, device: DeviceProfile | None) -> list[TrialRecord]:
     """What a worker does with a job."""
-    if job.measure is not None:
-        return job.measure(job.specs, mask)
+    if job.function is not None:
+        return job.function(job.specs, mask)
     assert device is not None
     return [run_trial(spec, mask, device, job.belady) for spec in job.specs]
 

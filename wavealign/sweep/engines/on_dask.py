@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from concurrent.futures import CancelledError
 from typing import Any
 
 from wavealign._extras import require
@@ -85,16 +86,16 @@ class DaskEngine:
         while True:
             future = next(self._completed)
             job = self._running.pop(future)
-            if future.status == "finished":
+            try:
                 records: list[TrialRecord] = future.result()
+            except self._distributed.scheduler.KilledWorker:
+                return job.died("KilledWorker")
+            except CancelledError:
+                # The workers that held its mask, or its result, died before it was fetched. That
+                # isn't this job's doing, unless it happens to it again and again.
+                pass
+            else:
                 return records
-            if future.status == "error":
-                problem = future.exception()
-                if isinstance(problem, self._distributed.KilledWorker):
-                    return job.died("KilledWorker")
-                raise problem
-            # Cancelled: the workers that held its mask died. That isn't this job's doing, unless
-            # it happens to it again and again.
             self._lost[job] += 1
             if self._lost[job] > 2 * MAX_DEATHS:
                 return job.died("its mask was lost with its workers, again and again")

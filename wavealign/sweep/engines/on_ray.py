@@ -66,7 +66,7 @@ class RayEngine:
     def submit(self, job: Job) -> None:
         """Start a task; one that measures asks for a GPU."""
         spec = job.specs[0]
-        task = self._task if job.measure is None else self._task.options(num_gpus=1)
+        task = self._task.options(num_gpus=1) if job.gpu else self._task
         reference = task.remote(job, self._masks[spec.mask_digest], self._devices.get(spec.device))
         self._running[reference] = job
 
