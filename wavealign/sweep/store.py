@@ -109,9 +109,12 @@ class Store:
     def export(self) -> bool:
         """Write the results of all trials that are done; whether Parquet was among them.
 
+        What is on disk counts: an interrupt may have come between a record and its place here.
+
         Raises:
             StoreError: the disk is full, or refuses for another reason.
         """
+        self.records = _best(read_records(self.folder))
         records = sorted_done(self.records.values())
         with _disk(self.folder):
             with whole_file(self.folder / "results.jsonl") as stream:

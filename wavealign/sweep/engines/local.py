@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
@@ -52,15 +53,20 @@ class LocalEngine:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> LocalEngine:
-        self._folder = Path(
-            self._stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="wavealign-", ignore_cleanup_errors=True)
-            )
-        )
-        self._masks = {
-            digest: _MappedMask.write(self._folder, mask)
-            for digest, mask in self._inputs.masks.items()
-        }
+        with contextlib.ExitStack() as stack:
+            made = tempfile.TemporaryDirectory(prefix="wavealign-", ignore_cleanup_errors=True)
+            self._folder = Path(stack.enter_context(made))
+            try:
+                self._masks = {
+                    digest: _MappedMask.write(self._folder, mask)
+                    for digest, mask in self._inputs.masks.items()
+                }
+            except OSError as problem:
+                raise WaveAlignError(
+                    f"{self._folder}: the masks, which workers share, can't be written there "
+                    f"({problem}); make room, or set TMPDIR to a folder that has some."
+                ) from problem
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
