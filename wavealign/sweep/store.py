@@ -284,11 +284,13 @@ def _cut_torn_line(path: Path, note: Callable[[str], None]) -> None:
 
 def _append(path: Path, line: str) -> None:
     """One line, whole and on disk, or nothing."""
-    with _disk(path), path.open("ab") as stream:
+    # Unbuffered: a buffer would be written after the file was cut back.
+    with _disk(path), path.open("ab", buffering=0) as stream:
         before = stream.tell()
+        left = memoryview(line.encode() + b"\n")
         try:
-            stream.write(line.encode() + b"\n")
-            stream.flush()
+            while left:
+                left = left[stream.write(left) :]
             os.fsync(stream.fileno())
         except OSError:
             with contextlib.suppress(OSError):

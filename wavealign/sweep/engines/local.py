@@ -16,8 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
@@ -26,7 +28,7 @@ from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
 from wavealign.sweep.records import TrialRecord
 from wavealign.sweep.trial import Inputs
 
-_ARRAYS = ("indptr", "indices")
+_ARRAYS: dict[str, type[np.generic]] = {"indptr": np.int64, "indices": np.int32}
 
 
 class LocalEngine:
@@ -163,7 +165,9 @@ class _MappedMask:
     def write(cls, folder: Path, mask: BlockMask) -> _MappedMask:
         stem = str(folder / mask.digest)
         for name in _ARRAYS:
-            np.save(f"{stem}.{name}.npy", getattr(mask, name))
+            # Not `numpy.save`, which doesn't notice that a disk is full.
+            with Path(f"{stem}.{name}").open("wb") as stream:
+                stream.write(getattr(mask, name).data)
         return cls(
             stem,
             mask.shape,
@@ -172,8 +176,16 @@ class _MappedMask:
         )
 
     def read(self) -> BlockMask:
-        indptr, indices = (np.load(f"{self.stem}.{name}.npy", mmap_mode="r") for name in _ARRAYS)
+        indptr, indices = (
+            _mapped_array(Path(f"{self.stem}.{name}"), dtype) for name, dtype in _ARRAYS.items()
+        )
         return BlockMask(indptr, indices, *self.shape, *self.block, *self.tokens)
+
+
+def _mapped_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    if not path.stat().st_size:  # of a mask that keeps nothing; it can't be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, mode="r")
 
 
 _masks: dict[str, BlockMask] = {}  # of this worker process, by digest
