@@ -22,6 +22,7 @@ from wavealign.cli.mask import mask
 from wavealign.cli.order import order
 from wavealign.cli.report import report
 from wavealign.cli.sim import sim
+from wavealign.cli.sweep import sweep
 from wavealign.cli.validate import validate
 
 
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 for command in (
-    sim, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies, methods,
+    sim, sweep, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies, methods,
     devices, doctor, compare, report,
 ):  # fmt: skip
     main.add_command(command)

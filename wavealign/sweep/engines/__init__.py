@@ -1,0 +1,99 @@
+"""What runs trials: this machine's cores, a Ray cluster, a Dask cluster. Thin adapters.
+
+An engine is given jobs and hands back their records. Queues, heartbeats and workers are the
+library's; a job whose worker dies `MAX_DEATHS` times is handed back as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from wavealign.errors import InputError
+from wavealign.masks.block_mask import BlockMask
+from wavealign.sim.devices import DeviceProfile
+from wavealign.sweep.records import TrialRecord, TrialSpec
+from wavealign.sweep.trial import Inputs, failed, run_trial
+
+EXECUTORS = ("local", "ray", "dask")
+MAX_DEATHS = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work for one worker: trials of one mask.
+
+    Attributes:
+        specs: what to try; all of one mask.
+        function: None to simulate; else makes the records: a function that workers can unpickle,
+            called with the specs and the mask.
+        belady: also find the least that any replacement could read.
+        gpu: it needs a GPU of its own.
+    """
+
+    specs: tuple[TrialSpec, ...]
+    function: Callable[[tuple[TrialSpec, ...], BlockMask], list[TrialRecord]] | None = None
+    belady: bool = False
+    gpu: bool = False
+
+    def died(self, why: str) -> list[TrialRecord]:
+        """The records of a job that killed its workers."""
+        return [failed(spec, f"worker died {MAX_DEATHS} times: {why}") for spec in self.specs]
+
+
+class Engine(Protocol):
+    """Runs jobs; a context manager.
+
+    Attributes:
+        slots: jobs worth having in flight.
+    """
+
+    slots: int
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, without waiting for jobs in flight."""
+
+    def submit(self, job: Job) -> None:
+        """Start a job."""
+
+    def next(self) -> list[TrialRecord]:
+        """The records of the job that ends next; waits for it."""
+
+
+def run_job(job: Job, mask: BlockMask, device: DeviceProfile | None) -> list[TrialRecord]:
+    """What a worker does with a job."""
+    if job.function is not None:
+        return job.function(job.specs, mask)
+    assert device is not None
+    return [run_trial(spec, mask, device, job.belady) for spec in job.specs]
+
+
+def make_engine(name: str, inputs: Inputs, jobs: int, address: str | None) -> Engine:
+    """The engine of this name, not yet started.
+
+    Args:
+        name: of `EXECUTORS`.
+        inputs: masks and devices, sent once to each node.
+        jobs: workers, where the engine starts its own.
+        address: of a running cluster; None to start one on this machine.
+
+    Raises:
+        InputError: an address for the local engine.
+        MissingCapabilityError: the library isn't installed.
+    """
+    if name == "local":
+        if address is not None:
+            raise InputError("--address is that of a cluster: it goes with --executor ray or dask.")
+        from wavealign.sweep.engines.local import LocalEngine
+
+        return LocalEngine(inputs, jobs)
+    if name == "ray":
+        from wavealign.sweep.engines.on_ray import RayEngine
+
+        return RayEngine(inputs, jobs, address)
+    from wavealign.sweep.engines.on_dask import DaskEngine
+
+    return DaskEngine(inputs, jobs, address)

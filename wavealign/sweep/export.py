@@ -1,0 +1,66 @@
+"""The exports of a sweep: which trials, in which order, and the Parquet table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from wavealign.npz import whole_file
+from wavealign.results import RunResult
+from wavealign.sweep.records import TrialRecord
+
+
+def sorted_done(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Trials with a result, in the order of the exports."""
+    return sorted((r for r in records if r.result is not None), key=sort_key)
+
+
+def sort_key(record: TrialRecord) -> tuple[Any, ...]:
+    """Where a trial stands in an export; no two specs stand at one place."""
+    spec = record.spec
+    heads = int(spec.heads.partition(",")[0].partition("-")[0])
+    return (
+        spec.source, spec.mask, heads, spec.heads, spec.device, spec.kernel, spec.wave,
+        spec.l2_bytes or 0, spec.head_dim, spec.dtype, spec.model or "", spec.regime, spec.seed,
+        spec.policy, spec.identity,
+    )  # fmt: skip
+
+
+def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
+    """The result rows with trial id, planning time and seconds; False without pyarrow."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        return False
+    rows = [
+        {
+            "id": record.spec.identity,
+            **dataclasses.asdict(record.result),
+            "planning_ms": record.planning_ms,
+            "seconds": record.seconds,
+        }
+        for record in records
+        if record.result is not None
+    ]
+    with whole_file(path) as stream:
+        pyarrow.parquet.write_table(pa.table(_columns(rows), schema=_schema(pa)), stream)
+    return True
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = [name for name, _ in _fields()]
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _fields() -> list[tuple[str, str]]:
+    """Columns and their types, in words: a column of nulls has one, too."""
+    own = [(field.name, str(field.type)) for field in dataclasses.fields(RunResult)]
+    return [("id", "str"), *own, ("planning_ms", "float"), ("seconds", "float")]
+
+
+def _schema(pa: Any) -> Any:
+    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    return pa.schema([(name, types[kind.partition(" ")[0]]) for name, kind in _fields()])

@@ -1,0 +1,93 @@
+"""Simulation proposes: which policies of a sweep are worth measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from wavealign.sweep.conditions import BASELINE, OBJECTIVES
+from wavealign.sweep.records import TrialRecord, TrialSpec
+
+
+@dataclass(frozen=True)
+class Card:
+    """The GPU that decides.
+
+    Attributes:
+        name: as the driver says it.
+        device: name of its profile, or `name` where there is none.
+        sms: streaming multiprocessors.
+        compute_capability: (major, minor).
+    """
+
+    name: str
+    device: str
+    sms: int
+    compute_capability: tuple[int, int]
+
+
+def finalists(
+    records: Iterable[TrialRecord], objective: str, count: int, device: str
+) -> list[TrialSpec]:
+    """The specs of the best policies of each mask, each mask's `original` before them.
+
+    A policy counts with its best result over the waves, L2 sizes, models and seeds in which it
+    was simulated, and stands once.
+
+    Args:
+        records: of the sweep.
+        objective: of `OBJECTIVES`.
+        count: policies a mask, without `original`.
+        device: whose simulated trials are ranked.
+
+    Returns:
+        Simulated specs; masks, heads, kernels, regimes and head sizes in the order in which they
+        come.
+    """
+    field = OBJECTIVES[objective]
+    groups: dict[TrialSpec, dict[str, tuple[float, TrialSpec]]] = {}
+    for record in records:
+        spec, result = record.spec, record.result
+        if spec.source != "simulated" or spec.device != device or result is None:
+            continue
+        value = getattr(result, field)
+        if value is None:
+            continue
+        best = groups.setdefault(_launch(spec), {})
+        if spec.policy not in best or value < best[spec.policy][0]:
+            best[spec.policy] = (value, spec)
+    chosen = []
+    for best in groups.values():
+        ranked = sorted(best.values(), key=lambda pair: (pair[0], pair[1].policy))
+        chosen += [spec for _, spec in ranked if spec.policy == BASELINE]
+        chosen += [spec for _, spec in ranked if spec.policy != BASELINE][:count]
+    return chosen
+
+
+def measured_spec(spec: TrialSpec, card: Card, wave: int, seed: int) -> TrialSpec:
+    """What a finalist's spec becomes on the card: its wave, its L2, no model, one seed for all."""
+    return dataclasses.replace(
+        spec,
+        source="measured",
+        device=card.device,
+        wave=wave,
+        l2_bytes=None,
+        model=None,
+        seed=seed,
+    )
+
+
+def _launch(spec: TrialSpec) -> TrialSpec:
+    """What a launch on the card is told apart by: the spec without policy and model."""
+    return dataclasses.replace(
+        spec, policy=BASELINE, wave=0, l2_bytes=None, model=None, seed=0, source="measured"
+    )
+
+
+def launches(specs: Iterable[TrialSpec]) -> list[tuple[TrialSpec, ...]]:
+    """Measured specs by what is timed together, in turns: one launch, one seed, one regime."""
+    groups: dict[TrialSpec, list[TrialSpec]] = {}
+    for spec in specs:
+        groups.setdefault(dataclasses.replace(spec, policy=BASELINE, mask=""), []).append(spec)
+    return [tuple(group) for group in groups.values()]

@@ -1,0 +1,134 @@
+"""Simulation proposes, silicon decides: the part of a sweep that runs on a GPU.
+
+`prepare` asks the card before any work; `measure_finalists` measures after the simulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wavealign.errors import InputError, MissingCapabilityError
+from wavealign.sweep.engines import Engine, Job
+from wavealign.sweep.engines.local import LocalEngine
+from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
+from wavealign.sweep.records import TrialRecord, TrialSpec
+from wavealign.sweep.run import run_jobs
+from wavealign.sweep.silicon import find_card, inspect_launch, measure_launch
+from wavealign.sweep.store import Store
+from wavealign.sweep.trial import Inputs
+
+
+@dataclass(frozen=True)
+class GpuPhase:
+    """What is known of the card before anything runs.
+
+    Attributes:
+        card: the GPU.
+        device: whose simulated trials propose.
+        waves: launch (a baseline's mask, kernel, head_dim and dtype) → rows in flight.
+    """
+
+    card: Card
+    device: str
+    waves: dict[tuple[str, str, int, str], int]
+
+
+def require_gpu(executor: str) -> None:
+    """Raise without a GPU on this machine, unless the executor brings its own.
+
+    Raises:
+        MissingCapabilityError: no GPU, no torch, no nvidia-ml-py.
+    """
+    if executor != "ray":
+        find_card()
+
+
+def prepare(engine: Engine, baselines: Sequence[TrialSpec], inputs: Inputs) -> GpuPhase:
+    """Ask the card about every launch that may be measured.
+
+    Args:
+        engine: entered; Ray's is asked for a GPU, else this machine's is meant.
+        baselines: the conditions.
+        inputs: masks and devices.
+
+    Raises:
+        MissingCapabilityError: no GPU, or a backend isn't installed.
+        InputError: nothing is simulated for this card, or a kernel can't compute a mask.
+    """
+    on_gpu = getattr(engine, "on_gpu", None)
+    if on_gpu is not None and not engine.gpus:  # type: ignore[attr-defined]
+        raise MissingCapabilityError(
+            "sweep --gpu --executor ray needs a node with a GPU, and the cluster has none; add "
+            "one, or measure on this machine with --executor local."
+        )
+
+    def ask(spec: TrialSpec) -> tuple[Card, int]:
+        if on_gpu is not None:
+            found: tuple[Card, int] = on_gpu(inspect_launch, spec)
+            return found
+        return inspect_launch(spec, inputs.masks[spec.mask_digest])
+
+    card = on_gpu(_card_of, baselines[0]) if on_gpu is not None else find_card()
+    device = next((n for n, d in inputs.devices.items() if d.name == card.device), None)
+    if device is None:
+        raise InputError(
+            f"--gpu: this is an {card.name}, and the sweep simulates {', '.join(inputs.devices)}; "
+            f"add its profile, e.g. --device {card.device}, so that simulation can propose."
+        )
+    waves = {}
+    for spec in baselines:
+        if spec.device == device and _launch(spec) not in waves:
+            found, waves[_launch(spec)] = ask(spec)
+            if found.device != card.device:
+                raise InputError(
+                    f"--gpu: the cluster has an {card.name} and an {found.name}; measure on one "
+                    "kind at a time."
+                )
+    return GpuPhase(card, device, waves)
+
+
+def measure_finalists(
+    phase: GpuPhase,
+    engine: Engine,
+    inputs: Inputs,
+    store: Store,
+    objective: str,
+    count: int,
+    on_start: Callable[[int], None],
+    on_trial: Callable[[TrialRecord, bool], None],
+) -> None:
+    """Measure the best simulated policies of each mask, and `original`.
+
+    Args:
+        phase: what `prepare` found.
+        engine: entered. Ray's runs a launch on each of its GPUs; else one at a time runs here,
+            each in a process of its own, so that a launch that poisons CUDA harms no other.
+        inputs: masks and devices.
+        store: of the sweep.
+        objective, count: see `finalists`.
+        on_start: told how many trials there are.
+        on_trial: see `run_jobs`.
+    """
+    proposed = finalists(store.records.values(), objective, count, phase.device)
+    seed = min((spec.seed for spec in proposed), default=0)
+    specs = [measured_spec(spec, phase.card, phase.waves[_launch(spec)], seed) for spec in proposed]
+    jobs = [Job(group, measure_launch, gpu=True) for group in launches(specs)]
+    on_start(len(specs))
+    gpus = getattr(engine, "gpus", 0)
+    if gpus:
+        run_jobs(jobs, store, engine, gpus, on_trial)
+        return
+    masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
+    with LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1) as here:
+        run_jobs(jobs, store, here, 1, on_trial)
+
+
+def _card_of(spec: TrialSpec, mask: object) -> Card:
+    del spec, mask
+    return find_card()
+
+
+def _launch(spec: TrialSpec) -> tuple[str, str, int, str]:
+    return spec.mask_digest, spec.kernel, spec.head_dim, spec.dtype

@@ -1,0 +1,223 @@
+"""Search strategies: what to try next. Draws are optuna's; the store is the truth.
+
+A strategy is asked for specs and told how they ended. It may be asked again for what the store
+already knows: the answer is told without running. A drawn point depends on the seed, its number
+and the trials told before, on nothing else, so a serial search that was interrupted continues as
+if it hadn't been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from wavealign._extras import require
+from wavealign.errors import InputError
+from wavealign.sweep.conditions import OBJECTIVES
+from wavealign.sweep.records import TrialRecord, TrialSpec
+from wavealign.sweep.space import Range, Space, Value, fill
+
+if TYPE_CHECKING:
+    import optuna.trial
+
+SEARCHES = ("grid", "random", "tpe")
+
+
+class Search(Protocol):
+    """What a sweep asks for trials.
+
+    Attributes:
+        total: trials that it will ask for, at most.
+    """
+
+    total: int
+
+    def ask(self) -> TrialSpec | None:
+        """The next trial; None when there are no more."""
+
+    def tell(self, record: TrialRecord) -> None:
+        """How a trial ended."""
+
+
+class GridSearch:
+    """Every combination once, baselines first.
+
+    Args:
+        space: without ranges.
+        baselines: a condition each.
+        note: told of combinations that are the same.
+
+    Raises:
+        InputError: the space has a range.
+    """
+
+    def __init__(
+        self, space: Space, baselines: Sequence[TrialSpec], note: Callable[[str], None]
+    ) -> None:
+        if ranges := space.ranges():
+            raise InputError(
+                f"parameter '{ranges[0]}' is a range, which a grid can't go through; list its "
+                "values, or --search random or tpe."
+            )
+        specs = {base.identity: base for base in baselines}
+        repeated = 0
+        for base in baselines:
+            asked: set[str] = set()  # `original` in the list is the baseline, no duplicate
+            for policy in space.grid(base.wave, base.seed):
+                spec = dataclasses.replace(base, policy=policy)
+                repeated += spec.identity in asked
+                asked.add(spec.identity)
+                specs.setdefault(spec.identity, spec)
+        if repeated:
+            note(f"{repeated} combinations are the same as others; each runs once.")
+        self.total = len(specs)
+        self._left = iter(specs.values())
+
+    def ask(self) -> TrialSpec | None:
+        """The next combination."""
+        return next(self._left, None)
+
+    def tell(self, record: TrialRecord) -> None:
+        """A grid learns nothing."""
+
+
+class DrawnSearch:
+    """Policies drawn by optuna, the conditions in turn, each with a study of its own.
+
+    Args:
+        space: what to draw from.
+        baselines: a condition each; they run first, and don't count.
+        kind: ``"random"`` or ``"tpe"``.
+        trials: to draw, over all conditions.
+        seed: of the draws.
+        objective: of `OBJECTIVES`.
+        log: keeps what was drawn: draw number → values. Filled by an earlier run, its draws come
+            first, as they were.
+
+    Raises:
+        InputError: fewer trials than conditions.
+        MissingCapabilityError: optuna isn't installed.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        baselines: Sequence[TrialSpec],
+        kind: str,
+        trials: int,
+        seed: int,
+        objective: str,
+        log: DrawLog,
+    ) -> None:
+        library = require("optuna", "sweep", f"--search {kind}")
+        library.logging.set_verbosity(library.logging.WARNING)
+        if trials < len(baselines):
+            raise InputError(
+                f"--trials {trials} is fewer than the {len(baselines)} conditions (mask, heads, "
+                "device, ...) that each want a draw; ask for more, or for fewer conditions."
+            )
+        self._space, self._baselines = space, baselines
+        self._trials, self._seed, self._log = trials, seed, log
+        self._field = OBJECTIVES[objective]
+        self._sampler = getattr(
+            library.samplers, {"random": "RandomSampler", "tpe": "TPESampler"}[kind]
+        )
+        self._state = library.trial.TrialState
+        self._studies = [library.create_study(direction="minimize") for _ in baselines]
+        self._waiting: dict[str, list[tuple[int, optuna.trial.Trial]]] = {}
+        self._specs = self._asked()
+        self.total = len(baselines) + trials
+
+    def ask(self) -> TrialSpec | None:
+        """The next draw. The same policy may be drawn again."""
+        return next(self._specs, None)
+
+    def tell(self, record: TrialRecord) -> None:
+        """Every draw of this trial learns how it ended."""
+        for condition, trial in self._waiting.pop(record.spec.identity, []):
+            value = getattr(record.result, self._field) if record.result is not None else None
+            if value is None:
+                self._studies[condition].tell(trial, state=self._state.FAIL)
+            else:
+                self._studies[condition].tell(trial, value)
+
+    def _asked(self) -> Iterator[TrialSpec]:
+        yield from self._baselines
+        for number in range(self._trials):
+            condition = number % len(self._baselines)
+            base, study = self._baselines[condition], self._studies[condition]
+            study.sampler = self._sampler(seed=_seed_of(self._seed, number))
+            if number in self._log.draws:
+                study.enqueue_trial(self._log.draws[number])
+            trial = study.ask()
+            policy = self._draw(trial, base)
+            if number not in self._log.draws:
+                self._log.add(number, trial.params)
+            spec = dataclasses.replace(base, policy=policy)
+            self._waiting.setdefault(spec.identity, []).append((condition, trial))
+            yield spec
+
+    def _draw(self, trial: optuna.trial.Trial, base: TrialSpec) -> str:
+        space = self._space
+        template = trial.suggest_categorical("policy", space.policies)
+        values: dict[str, Value] = {}
+        for name in space.parameters_of(template):
+            listed = space.parameters[name]
+            if isinstance(listed, Range):
+                values[name] = _suggest(trial, name, listed)
+            else:
+                values[name] = trial.suggest_categorical(name, listed)
+        return fill(template, values, base.wave, base.seed)
+
+
+class DrawLog(Protocol):
+    """What keeps the draws of a search.
+
+    Attributes:
+        draws: draw number → values by name.
+    """
+
+    draws: dict[int, dict[str, Any]]
+
+    def add(self, number: int, values: dict[str, Any]) -> None:
+        """Keep a draw, before its trial runs."""
+
+
+def make_search(
+    space: Space,
+    baselines: Sequence[TrialSpec],
+    kind: str,
+    trials: int | None,
+    seed: int,
+    objective: str,
+    log: DrawLog,
+    note: Callable[[str], None],
+) -> Search:
+    """The strategy by its name.
+
+    Raises:
+        InputError: trials asked of a grid, or not of another search.
+    """
+    if kind == "grid":
+        if trials is not None:
+            raise InputError("--trials goes with --search random or tpe; a grid runs all of it.")
+        return GridSearch(space, baselines, note)
+    if trials is None:
+        raise InputError(f"--search {kind} needs --trials N.")
+    return DrawnSearch(space, baselines, kind, trials, seed, objective, log)
+
+
+def _suggest(trial: optuna.trial.Trial, name: str, values: Range) -> Value:
+    if values.whole:
+        step = 1 if values.step is None else int(values.step)
+        low, high = int(values.low), int(values.high)
+        return int(trial.suggest_int(name, low, high, step=step, log=values.log))
+    drawn = trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
+    return float(f"{drawn:.6g}")  # what stands in the policy is what runs
+
+
+def _seed_of(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,0 +1,331 @@
+"""The store of a sweep: a folder that survives kills, and refuses what isn't its own.
+
+    DIR/sweep.json            what is swept (wavealign.sweep/1)
+    DIR/trials/WORKER.jsonl   how trials ended (wavealign.trial/1), a file a worker
+    DIR/draws.jsonl           what random and tpe searches drew
+    DIR/results.jsonl         result rows of all trials that are done, sorted
+    DIR/results.parquet       the same, with planning time, where pyarrow is installed
+
+The process that runs the sweep is the only writer: workers may be on machines that don't see the
+folder. A record is on disk before it counts as done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from wavealign._version import __version__
+from wavealign.errors import InputError, WaveAlignError
+from wavealign.npz import whole_file
+from wavealign.sweep.export import sort_key, sorted_done, write_parquet
+from wavealign.sweep.records import TrialRecord
+
+SWEEP_SCHEMA = "wavealign.sweep/1"
+_MANIFEST = "sweep.json"
+_SAME = {  # what a store must agree on with the sweep that wants to continue it, and its name
+    "space": "space",
+    "masks": "masks",
+    "devices": "device profiles",
+    "search": "search",
+    "objective": "objective",
+    "belady": "--belady",
+}
+
+
+class StoreError(WaveAlignError):
+    """The disk refused a write; what was written before is kept."""
+
+
+class Store:
+    """A sweep's folder, opened to write; a context manager that locks it.
+
+    Args:
+        folder: made if it isn't there.
+        manifest: what is swept: ``space``, ``masks``, ``devices``, ``search``, ``objective``,
+            ``belady``; more is kept, and may change.
+        note: told of what was repaired.
+
+    Raises:
+        InputError: the folder holds another sweep, another version's, or isn't a store; or
+            another process writes there.
+    """
+
+    def __init__(
+        self, folder: str | Path, manifest: dict[str, Any], note: Callable[[str], None]
+    ) -> None:
+        self.folder = Path(folder)
+        self._manifest = json.loads(
+            json.dumps({"schema": SWEEP_SCHEMA, "version": __version__, **manifest})
+        )
+        self._note = note
+        self._stack = contextlib.ExitStack()
+        self.records: dict[str, TrialRecord] = {}
+        self.draws = Draws(self.folder / "draws.jsonl")
+
+    def check(self) -> None:
+        """Raise where `__enter__` would, without a change to the disk.
+
+        Raises:
+            InputError: the folder can't be continued, or written.
+        """
+        _check_folder(self.folder)
+        if (self.folder / _MANIFEST).exists():
+            _check_same(self.folder, read_manifest(self.folder), self._manifest)
+
+    def __enter__(self) -> Store:
+        self.check()
+        with contextlib.ExitStack() as stack, _disk(self.folder):
+            (self.folder / "trials").mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(self.folder / "lock"))
+            for path in [*_trial_files(self.folder), self.draws.path]:
+                _cut_torn_line(path, self._note)
+            _write_manifest(self.folder, self._manifest)
+            self.records = _best(read_records(self.folder))
+            self.draws.read()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def forget_failed(self) -> None:
+        """Let failed trials run again; their records stay until they are done."""
+        self.records = {k: r for k, r in self.records.items() if r.status != "failed"}
+
+    def append(self, record: TrialRecord) -> None:
+        """Keep a record: on disk when this returns.
+
+        Raises:
+            StoreError: the disk is full, or refuses for another reason.
+        """
+        _append(self.folder / "trials" / f"{record.worker}.jsonl", record.to_json())
+        self.records[record.spec.identity] = record
+
+    def export(self) -> bool:
+        """Write the results of all trials that are done; whether Parquet was among them.
+
+        What is on disk counts: an interrupt may have come between a record and its place here.
+
+        Raises:
+            StoreError: the disk is full, or refuses for another reason.
+        """
+        self.records = _best(read_records(self.folder))
+        records = sorted_done(self.records.values())
+        with _disk(self.folder):
+            with whole_file(self.folder / "results.jsonl") as stream:
+                for record in records:
+                    assert record.result is not None
+                    stream.write((record.result.to_json() + "\n").encode())
+            return write_parquet(self.folder / "results.parquet", records)
+
+
+class Draws:
+    """What a search drew, in the order in which it did (see `wavealign.sweep.search`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.draws: dict[int, dict[str, Any]] = {}
+
+    def add(self, number: int, values: dict[str, Any]) -> None:
+        """Keep a draw: on disk when this returns."""
+        _append(self.path, json.dumps({"number": number, "values": values}))
+        self.draws[number] = values
+
+    def read(self) -> None:
+        """What an earlier run drew."""
+        for line in _whole_lines(self.path):
+            try:
+                row = json.loads(line)
+                self.draws[int(row["number"])] = dict(row["values"])
+            except (ValueError, KeyError, TypeError) as problem:
+                raise InputError(f"{self.path}: a line can't be read ({problem}).") from problem
+
+
+def read_trials(
+    folder: str | Path, note: Callable[[str], None] = lambda _: None
+) -> list[TrialRecord]:
+    """The trials of a sweep, each once, done or failed, in a fixed order.
+
+    A last line that was cut off by a kill is left out. A trial that failed and was done later is
+    done.
+
+    Args:
+        folder: of the sweep; it may be running.
+        note: told of lines that were left out.
+
+    Raises:
+        InputError: there is no sweep, another version's, or a file that was edited.
+    """
+    read_manifest(Path(folder))
+    return sorted(_best(read_records(Path(folder), note)).values(), key=sort_key)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What is swept: ``sweep.json``.
+
+    Raises:
+        InputError: there is none, or of another schema.
+    """
+    path = folder / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as problem:
+        raise InputError(
+            f"{folder}: holds no sweep ({_MANIFEST} is missing); expected a folder that "
+            "`wavealign sweep --out` wrote."
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path}: can't be read ({problem}).") from problem
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SWEEP_SCHEMA:
+        raise InputError(
+            f"{path}: has schema {schema!r}; this version reads '{SWEEP_SCHEMA}'. Sweep again into "
+            "another folder."
+        )
+    return dict(manifest)
+
+
+def read_records(
+    folder: Path, note: Callable[[str], None] = lambda _: None
+) -> Iterator[TrialRecord]:
+    """Every whole record of every worker."""
+    for path in _trial_files(folder):
+        for number, line in enumerate(_whole_lines(path, note), 1):
+            try:
+                yield TrialRecord.from_json(line)
+            except InputError as problem:
+                raise InputError(f"{path}, line {number}: {problem}") from problem
+
+
+def _best(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
+    """One record an identity: a done one before a failed one."""
+    found: dict[str, TrialRecord] = {}
+    for record in records:
+        known = found.get(record.spec.identity)
+        if known is None or known.status == "failed":
+            found[record.spec.identity] = record
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; expected a folder for the sweep.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MANIFEST).exists():
+        raise InputError(
+            f"{folder}: isn't empty and holds no sweep ({_MANIFEST} is missing); give a new folder."
+        )
+
+
+def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    if found.get("version") != __version__:
+        raise InputError(
+            f"{folder}: was written by wavealign {found.get('version')}, this is {__version__}; "
+            "their results don't belong in one table. Sweep into another folder."
+        )
+    for key, name in _SAME.items():
+        if found.get(key) != wanted[key]:
+            raise InputError(
+                f"{folder}: holds a sweep of other {name}: "
+                f"{_difference(found.get(key), wanted[key])}. Continue with the options that began "
+                "it, or sweep into another folder."
+            )
+
+
+def _difference(found: Any, wanted: Any, at: str = "") -> str:
+    """The first place where two JSON values differ, in words."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in [*found, *(k for k in wanted if k not in found)]:
+            if found.get(key) != wanted.get(key):
+                return _difference(found.get(key), wanted.get(key), f"{at}{key} ")
+    return f"{at}there {_short(found)}, here {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    with whole_file(folder / _MANIFEST) as stream:
+        stream.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _trial_files(folder: Path) -> list[Path]:
+    return sorted((folder / "trials").glob("*.jsonl"))
+
+
+def _whole_lines(path: Path, note: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+    """Lines that end: what a kill cut off in mid-write isn't one."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            if line.endswith("\n"):
+                yield line
+            else:
+                note(f"{path}: left out a last line that was cut off ({len(line)} characters).")
+
+
+def _cut_torn_line(path: Path, note: Callable[[str], None]) -> None:
+    """Take off a last line that doesn't end, so that the next record starts a line."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        note(f"{path}: dropped a last line that was cut off ({len(content) - whole} bytes).")
+        os.truncate(path, whole)
+
+
+def _append(path: Path, line: str) -> None:
+    """One line, whole and on disk, or nothing."""
+    # Unbuffered: a buffer would be written after the file was cut back.
+    with _disk(path), path.open("ab", buffering=0) as stream:
+        before = stream.tell()
+        left = memoryview(line.encode() + b"\n")
+        try:
+            while left:
+                left = left[stream.write(left) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)
+            raise
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Inside this block an `OSError` is a `StoreError` that names the path."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as problem:
+        raise StoreError(
+            f"{path}: can't be written ({problem.strerror or problem}). Finished trials are kept; "
+            "make room and give the same command again."
+        ) from problem
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time, where the system has flock; a killed process holds no lock."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not a POSIX system
+        yield
+        return
+    with path.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            raise InputError(
+                f"{path.parent}: another process runs a sweep there; wait for it, or give another "
+                "folder."
+            ) from problem
+        yield

@@ -1,0 +1,93 @@
+"""One trial: from a resolved spec to the record of how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wavealign.masks.block_mask import BlockMask
+from wavealign.order import build_schedule
+from wavealign.sim.devices import DeviceProfile
+from wavealign.sim.setup import Setup
+from wavealign.sim.simulate import run_schedule
+from wavealign.sweep.records import TrialRecord, TrialSpec
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What trials need besides their specs.
+
+    Attributes:
+        masks: by digest, the heads of one launch each.
+        devices: profiles by the name that specs give them.
+    """
+
+    masks: Mapping[str, BlockMask]
+    devices: Mapping[str, DeviceProfile]
+
+
+def run_trial(
+    spec: TrialSpec, mask: BlockMask, device: DeviceProfile, belady: bool = False
+) -> TrialRecord:
+    """Simulate a trial; whatever goes wrong is its record's error.
+
+    The result depends on the arguments alone. Planning and simulation run in one thread, so that
+    as many trials as cores don't get into each other's way.
+
+    Args:
+        spec: what to try.
+        mask: the heads that run: ``mask.digest == spec.mask_digest``.
+        device: the profile of ``spec.device``.
+        belady: also find the least that any replacement could read, which takes longer than the
+            simulation itself.
+    """
+    start = time.perf_counter()
+    planning_ms: float | None = None
+    result, error = None, None
+    try:
+        setup = Setup.make(
+            device,
+            spec.kernel,
+            l2_bytes=spec.l2_bytes,
+            wave=spec.wave,
+            head_dim=spec.head_dim,
+            dtype=spec.dtype,
+            model=spec.model or "full",
+            regime=spec.regime,
+        )
+        planning_start = time.perf_counter()
+        schedule = build_schedule(mask, spec.policy, spec.wave, spec.seed)
+        planning_ms = (time.perf_counter() - planning_start) * 1e3
+        result = run_schedule(
+            mask,
+            schedule,
+            setup,
+            seed=spec.seed,
+            name=spec.mask,
+            heads=spec.heads,
+            belady=belady,
+        )
+    except Exception as problem:  # a trial that fails is a result, too
+        error = f"{type(problem).__name__}: {problem}"
+    return TrialRecord(
+        spec,
+        "done" if error is None else "failed",
+        result,
+        error,
+        planning_ms,
+        time.perf_counter() - start,
+        worker_name(),
+    )
+
+
+def failed(spec: TrialSpec, error: str) -> TrialRecord:
+    """The record of a trial that its worker didn't live to write."""
+    return TrialRecord(spec, "failed", None, error, None, 0.0, worker_name())
+
+
+def worker_name() -> str:
+    """This process: host and process id."""
+    return f"{socket.gethostname()}-{os.getpid()}"
