@@ -33,7 +33,7 @@ def main() -> None:
 
 
 for command in (
-    sim, sweep, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies, methods,
-    devices, doctor, compare, report,
+    sim, sweep, curve, order, validate, calibrate, guard, mask, capture, diagnose, policies,
+    methods, devices, doctor, compare, report,
 ):  # fmt: skip
     main.add_command(command)
