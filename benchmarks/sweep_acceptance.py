@@ -9,7 +9,8 @@ half-way and started again; then one worker is killed. Every trial has to be the
 interruption. Exit code 1 where it isn't.
 
 scaling: trials per minute of two local workers / of one, both warm, in turns, in one run; medians
-of the rounds.
+of the rounds. Beside it, what the machine itself gives two processes at that time: where others use
+its cores, less than 2.
 """
 
 from __future__ import annotations
@@ -115,6 +116,19 @@ def acceptance(executors: list[str]) -> bool:
         return all(verdicts)
 
 
+def independent(processes: int, seconds: float = 1.0) -> int:
+    """Loops that so many processes, which share nothing, get through in a while."""
+    code = (
+        "import time\nend = time.perf_counter() + " + str(seconds) + "\nn = 0\n"
+        "while time.perf_counter() < end:\n    sum(range(1000)); n += 1\nprint(n)"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        for _ in range(processes)
+    ]
+    return sum(int(process.communicate()[0]) for process in started)
+
+
 def scaling() -> None:
     from wavealign.sweep.conditions import resolve_conditions
     from wavealign.sweep.engines import Job
@@ -135,11 +149,11 @@ def scaling() -> None:
     baselines, inputs = resolve_conditions(space, masks)
     specs = list(iter(GridSearch(space, baselines, print).ask, None))
 
-    def minutes(engine: LocalEngine, jobs: int) -> float:
+    def minutes(engine: LocalEngine) -> float:
         start = time.perf_counter()
         in_flight = 0
         for spec in specs:
-            if in_flight == jobs:
+            if in_flight == engine.slots + engine.lookahead:
                 engine.next()
                 in_flight -= 1
             engine.submit(Job((spec,)))
@@ -148,18 +162,25 @@ def scaling() -> None:
             engine.next()
         return (time.perf_counter() - start) / 60
 
-    ratios, rates = [], []
+    ratios, rates, apart = [], [], []
     with LocalEngine(inputs, 1) as one, LocalEngine(inputs, 2) as two:
-        minutes(one, 1), minutes(two, 2)  # imports, and kernels from their cache
+        for _ in range(2):  # imports, and kernels from their cache
+            minutes(one), minutes(two)
         for _ in range(ROUNDS):
-            a, b = minutes(one, 1), minutes(two, 2)
-            ratios.append(a / b)
-            rates.append((len(specs) / a, len(specs) / b))
+            alone = minutes(one)
+            both = minutes(two)
+            ratios.append(alone / both)
+            rates.append((len(specs) / alone, len(specs) / both))
+            apart.append(independent(2) / independent(1))
     one_rate, two_rate = (statistics.median(rate) for rate in zip(*rates, strict=True))
     print(
         f"scaling: {one_rate:.0f} trials/min with one worker, {two_rate:.0f} with two: "
         f"{statistics.median(ratios):.2f}x (rounds: {', '.join(f'{r:.2f}' for r in ratios)}; load "
         f"average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)"
+    )
+    print(
+        f"this machine at that time: two processes that count apart from each other do "
+        f"{statistics.median(apart):.2f}x of what one does ({', '.join(f'{r:.2f}' for r in apart)})"
     )
 
 

@@ -48,6 +48,7 @@ class InProcess:
 
     def __init__(self, inputs, slots=1, order=0):
         self.inputs, self.slots, self.order, self.jobs = inputs, slots, order, []
+        self.lookahead = 0
 
     def submit(self, job):
         self.jobs.append(job)

@@ -158,6 +158,9 @@ def sweep(
             ) from None
         _export(store)
         records = shown.records
+    if kind != "grid":
+        ran = sum(record.spec.source == "simulated" for record in records)
+        _say(f"{len(baselines)} baselines and {trials} draws came to {ran} different trials.")
     _print(records, store, OBJECTIVES[objective], as_json)
     failures = [record for record in records if record.status == "failed"]
     if failures:

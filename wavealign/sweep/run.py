@@ -38,9 +38,10 @@ def run_search(
             told.add(record.spec.identity)
             on_trial(record, ran)
 
+    most = engine.slots + (0 if search.learns else engine.lookahead)
     exhausted = False
     while True:
-        while not exhausted and len(in_flight) < engine.slots:
+        while not exhausted and len(in_flight) < most:
             spec = search.ask()
             if spec is None:
                 exhausted = True

@@ -31,9 +31,11 @@ class Search(Protocol):
 
     Attributes:
         total: trials that it will ask for, at most.
+        learns: whether a trial depends on how those before it ended.
     """
 
     total: int
+    learns: bool
 
     def ask(self) -> TrialSpec | None:
         """The next trial; None when there are no more."""
@@ -73,7 +75,7 @@ class GridSearch:
                 specs.setdefault(spec.identity, spec)
         if repeated:
             note(f"{repeated} combinations are the same as others; each runs once.")
-        self.total = len(specs)
+        self.total, self.learns = len(specs), False
         self._left = iter(specs.values())
 
     def ask(self) -> TrialSpec | None:
@@ -129,7 +131,7 @@ class DrawnSearch:
         self._studies = [library.create_study(direction="minimize") for _ in baselines]
         self._waiting: dict[str, list[tuple[int, optuna.trial.Trial]]] = {}
         self._specs = self._asked()
-        self.total = len(baselines) + trials
+        self.total, self.learns = len(baselines) + trials, kind == "tpe"
 
     def ask(self) -> TrialSpec | None:
         """The next draw. The same policy may be drawn again."""

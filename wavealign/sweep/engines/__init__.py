@@ -46,10 +46,12 @@ class Engine(Protocol):
     """Runs jobs; a context manager.
 
     Attributes:
-        slots: jobs worth having in flight.
+        slots: workers: jobs that run at the same time.
+        lookahead: jobs worth having in flight beyond those, so that no worker waits for the next.
     """
 
     slots: int
+    lookahead: int
 
     def __enter__(self) -> Engine: ...
 

@@ -44,7 +44,7 @@ class LocalEngine:
     """
 
     def __init__(self, inputs: Inputs, jobs: int, per_process: int | None = None) -> None:
-        self.slots = jobs
+        self.slots = self.lookahead = jobs
         self._inputs, self._jobs, self._per_process = inputs, jobs, per_process
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[Future[list[TrialRecord]], Job] = {}

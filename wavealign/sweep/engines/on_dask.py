@@ -31,6 +31,8 @@ class DaskEngine:
         self._dask: Any = require("dask", "dask", "--executor dask")
         self._distributed: Any = require("distributed", "dask", "--executor dask")
         self.slots = jobs
+        # A task that waits on a worker counts as dying with it, so none is sent ahead.
+        self.lookahead = 0
         self._inputs, self._address = inputs, address
         self._running: dict[Any, Job] = {}
         self._scattered: dict[str, Any] = {}

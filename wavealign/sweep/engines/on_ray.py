@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from wavealign._extras import require
+from wavealign.errors import MissingCapabilityError
 from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
 from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.trial import Inputs
@@ -28,17 +29,30 @@ class RayEngine:
 
     def __init__(self, inputs: Inputs, jobs: int, address: str | None) -> None:
         self._ray: Any = require("ray", "ray", "--executor ray")
-        self.slots = jobs
+        self.slots = self.lookahead = jobs
         self._inputs, self._address = inputs, address or os.environ.get("RAY_ADDRESS")
         self._running: dict[Any, Job] = {}
 
     def __enter__(self) -> RayEngine:
         ray = self._ray
         if self._address is None:
-            ray.init(num_cpus=self.slots, include_dashboard=False, log_to_driver=False)
+            # Not the default address, which is that of any cluster this machine happens to run.
+            ray.init(
+                address="local",
+                num_cpus=self.slots,
+                include_dashboard=False,
+                log_to_driver=False,
+            )
         else:
-            ray.init(address=self._address, log_to_driver=False)
-            self.slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            try:
+                ray.init(address=self._address, log_to_driver=False)
+            except ConnectionError as problem:
+                raise MissingCapabilityError(
+                    f"--address {self._address}: no Ray cluster answers there ({problem}); start "
+                    "one with `ray start --head`. A cluster that wants a token wants the same "
+                    "RAY_AUTH_TOKEN here."
+                ) from problem
+            self.slots = self.lookahead = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task = ray.remote(max_retries=MAX_DEATHS - 1)(run_job)
         self._masks = {digest: ray.put(mask) for digest, mask in self._inputs.masks.items()}
         self._devices = {name: ray.put(device) for name, device in self._inputs.devices.items()}
