@@ -6,8 +6,8 @@ r"""GSRS beside AdaSpa, LiteAttention and top-k, and what its masks mean for L2:
 
     wavealign mask make --clip FILE.mp4 --grid 9x30x52 --profile hunyuan --method random \
         --out r.npz --save-qk small.safetensors
-    wavealign mask make --clip FILE.mp4 --size 129x720x1280 --model hunyuan --profile hunyuan \
-        --layers 5 --method random --out r.npz --save-qk large.safetensors
+    wavealign mask make --clip FILE.mp4 --size 441x720x1280 --clip-step 1 --layers 5 \
+        --method random --out r.npz --save-qk large.safetensors
 
 Without them synthetic Q and K stand in. Steps are made by noise that falls
 (wavealign.methods.trajectory): everything here is on that trajectory. Recall is computed, exactly;
@@ -175,8 +175,8 @@ def mean_density(masks: dict[int, Tensor]) -> float:
 
 def lite_at_density(run: Run, wanted: float) -> tuple[float, dict[int, Tensor]]:
     """The threshold whose mean density is the wanted one, by bisection."""
-    low, high = -40.0, 5.0
-    for _ in range(8):
+    low, high = -12.0, 0.5
+    for _ in range(9):
         middle = (low + high) / 2
         if mean_density(lite_masks(run, middle)) > wanted:
             low = middle
@@ -202,8 +202,11 @@ def report_recall(run: Run, plot: str | None) -> None:
         f"liteattention, threshold {threshold:.2f}": lite,
         f"top-k {keep:.1%}, searched as gsrs": masks_over_steps(_topk(density), run),
         "top-k 20 %, searched as gsrs": masks_over_steps(_topk(0.2), run),
-        "top-k of the step's own mass (ceiling)": {
-            t: select_top_k(run.mass(t), round(density * blocks)) for t in SHOWN
+        "the best blocks of the step, as many (ceiling)": {
+            t: _best(run.mass(t), density) for t in SHOWN
+        },
+        "the best blocks of the step, as many as gsrs then": {
+            t: _best(run.mass(t), float(grown[t].float().mean())) for t in SHOWN
         },
     }
     print(f"Recall (%) at the step, mean over heads; GSRS's mean density is {density:.3f}.\n")
@@ -221,15 +224,21 @@ def report_recall(run: Run, plot: str | None) -> None:
     for name in ("gsrs", f"liteattention, threshold {threshold:.2f}"):
         cells = " | ".join(f"{float(rows[name][t].float().mean()):.3f}" for t in SHOWN)
         print(f"| {name} | {cells} |")
-    back = (gsrs[41] & ~gsrs[39]).sum() / gsrs[41].sum()
-    ever = (gsrs[41] & ~gsrs[39]) & gsrs[11]
-    assert ever.sum() == (gsrs[41] & ~gsrs[39]).sum()
+    back = (grown[41] & ~grown[39]).sum() / grown[41].sum()
     print(
-        f"\nOf the blocks that GSRS's last search keeps, {float(back):.1%} had been dropped by the"
+        f"\nOf the blocks that GSRS's last search keeps, {float(back):.2%} had been dropped by the"
     )
     print("search before it and came back from the candidates.\n")
     if plot is not None:
         _plot_recall(curves, density, plot)
+
+
+def _best(mass: Tensor, density: float) -> Tensor:
+    """The share of all heads' blocks that holds most: no mask of that density holds more."""
+    flat = mass.flatten()
+    keep = torch.zeros_like(flat, dtype=torch.bool)
+    keep[flat.topk(round(density * flat.numel())).indices] = True
+    return keep.view(mass.shape)
 
 
 def _topk(keep: float) -> Gsrs:
@@ -254,13 +263,14 @@ def _plot_recall(curves: dict[str, list[float]], density: float, path: str) -> N
         "#b5475d",
         "#3f8f6b",
         "#8a5fb0",
+        "#c9a227",
         MUTED,
         INK,
     )
     for colour, (name, values) in zip(colours, curves.items(), strict=True):
         axis.plot(
             SHOWN, values, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=name,
-            linestyle="--" if "ceiling" in name else "-",
+            linestyle="--" if "best blocks" in name else "-",
         )  # fmt: skip
     for step in (20, 30, 40):
         axis.axvline(step, color="#c9ced6", linewidth=0.8)
@@ -382,23 +392,29 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=5, help="of --qk")
     parser.add_argument("--large", help="of a clip, for locality (safetensors)")
     parser.add_argument("--plot", help="write the recall as a picture")
+    parser.add_argument("--parts", default="recall,cached,locality", help="which, comma-separated")
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     options = parser.parse_args()
+    parts = options.parts.split(",")
     with torch.inference_mode():
         source, grid = _source(options.qk, TokenGrid(options.frames, 30, 52), 4, options.seed)
         heads = [int(h) for h in options.heads.split(",")] if options.qk else range(4)
         run = Run(source, grid, heads, options.seed)
         name = source.describe()["qk"]
-        print(f"## Recall\n\n{name}: {grid}, {grid.tokens:,} tokens, {len(run.places)} heads, "
-              f"blocks of {BLOCK}x{BLOCK}, {STEPS} steps.\n", flush=True)  # fmt: skip
-        report_recall(run, options.plot)
-        print("## Scores by a cached log-sum-exp\n", flush=True)
-        report_cached(run)
-        source, grid = _source(options.large, TokenGrid(33, 45, 80), 2, options.seed)
-        name = source.describe()["qk"]
-        print(f"## Locality (simulated)\n\n{name}: {grid}, {grid.tokens:,} tokens, "
-              f"{source.heads} heads, K and V of 128 elements, h200.\n", flush=True)  # fmt: skip
-        report_locality(source, grid, range(source.heads), options.seed)
+        print(f"{name}: {grid}, {grid.tokens:,} tokens, {len(run.places)} heads, blocks of "
+              f"{BLOCK}x{BLOCK}, {STEPS} steps.\n", flush=True)  # fmt: skip
+        if "recall" in parts:
+            print("## Recall\n", flush=True)
+            report_recall(run, options.plot)
+        if "cached" in parts:
+            print("## Scores by a cached log-sum-exp\n", flush=True)
+            report_cached(run)
+        if "locality" in parts:
+            source, grid = _source(options.large, TokenGrid(33, 45, 80), 2, options.seed)
+            name = source.describe()["qk"]
+            print(f"## Locality (simulated)\n\n{name}: {grid}, {grid.tokens:,} tokens, "
+                  f"{source.heads} heads, K and V of 128 elements, h200.\n")  # fmt: skip
+            report_locality(source, grid, range(source.heads), options.seed)
 
 
 if __name__ == "__main__":
