@@ -18,7 +18,8 @@ from wavealign.masks import BlockMask
 from wavealign.masks.files import save_mask
 from wavealign.order import Schedule, build_schedule
 from wavealign.sim import Setup, local_search, run_schedule
-from wavealign.sim.local_search import BATCH, START_ROWS, Moves, improve
+from wavealign.sim.local_search import BATCH, START_ROWS, improve
+from wavealign.sim.moves import Moves
 
 SETUP = Setup.make("h200", wave=6, l2_bytes=24 * 65536, model="fast")
 LEAST = len(START_ROWS) + 1 + BATCH + 2
