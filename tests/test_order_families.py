@@ -41,7 +41,7 @@ def clusters(waves=4, wave=12, columns=80, seed=0):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=10)
 @given(
     dense=dense_masks(max_rows=40, max_columns=40),
     wave=st.integers(1, 50),
@@ -58,7 +58,7 @@ def test_families_permute_and_depend_on_the_seed_alone(rows, dense, wave, seed):
             assert np.array_equal(first.row_order, other.row_order)
 
 
-@pytest.mark.parametrize("rows", [*NEW, *ROWS])
+@pytest.mark.parametrize("rows", dict.fromkeys([*NEW, *ROWS]))
 @pytest.mark.parametrize(
     "dense",
     [
@@ -114,7 +114,7 @@ def test_wave_pack_against_the_oracle(dense, wave):
     assert order == oracles.wave_pack(sets, wave)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(dense_masks(max_heads=1, max_rows=24, max_columns=20), st.integers(1, 7), st.integers(1, 5))
 def test_graph_bisect_against_the_oracle(dense, wave, rounds):
     mask = BlockMask.from_dense(dense)
@@ -123,7 +123,7 @@ def test_graph_bisect_against_the_oracle(dense, wave, rounds):
     assert order == oracles.graph_bisect(sets, wave, rounds)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(dense_masks(max_heads=1, max_rows=24, max_columns=20), st.integers(1, 7))
 def test_profile_bisect_cuts_every_part_by_its_principal_direction(dense, wave):
     mask = BlockMask.from_dense(dense)
@@ -182,17 +182,16 @@ def test_kmeans_is_at_least_as_tight_as_where_it_starts():
     assert spread("kmeans") < spread("pd-bisect")
 
 
-@pytest.mark.parametrize(("axes", "bits"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("axes", "bits"), [(2, 3), (3, 2), (4, 2), (5, 1), (2, 5)])
 def test_hilbert_index_visits_a_grid_cell_by_cell(axes, bits):
     """On a grid of 2^bits cells an axis, successive cells of the curve are neighbours."""
     grid = np.stack(np.meshgrid(*[np.arange(1 << bits)] * axes, indexing="ij"), -1)
     cells = grid.reshape(-1, axes).astype(float)
     place = hilbert_index(cells)
     assert len(set(place.tolist())) == len(cells)
-    # The curve's own cells are finer; aligned blocks of them keep the order of the coarse curve.
+    # The curve's own cells are finer; their leading bits are those of the grid.
     steps = np.abs(np.diff(cells[np.argsort(place)], axis=0)).sum(axis=1)
-    assert (steps == 1).mean() > 0.6
-    assert steps.mean() < 1.6
+    assert (steps == 1).all()
 
 
 def test_svd_from_the_other_end():

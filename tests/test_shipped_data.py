@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 
@@ -10,6 +11,9 @@ import pytest
 from helpers import DATA, ROOT
 
 from wavealign.masks import load_mask, mask_stats
+from wavealign.order import parse_policy
+from wavealign.order.registry import ROWS
+from wavealign.results import RunResult
 from wavealign.sim import Setup
 from wavealign.sim.calibrate import replay, replay_errors
 from wavealign.sim.recordings import load_recordings
@@ -117,3 +121,24 @@ def test_other_kernels_ran_the_same_schedules(kernel, time_percent, tmp_path):
     assert len(found) >= 3
     assert np.abs(errors.hit_points).mean() <= 2.0
     assert np.abs(errors.time_percent).mean() <= time_percent
+
+
+def test_compared_orders_are_of_the_shipped_masks():
+    """data/orders: each row is a run result, of a mask that ships, by a canonical policy name."""
+    folders = {"": DATA, "clip/": DATA / "clip", "h200/": DATA / "h200", "paper/": DATA / "paper"}
+    digests = {
+        prefix + path.stem: load_mask(path).mask.digest
+        for prefix, folder in folders.items()
+        for path in folder.glob("*.npz")
+    }
+    seen = set()
+    with gzip.open(DATA / "orders" / "runs.jsonl.gz", "rt", encoding="utf-8") as stream:
+        for line in stream:
+            run = RunResult.from_json(line)
+            assert digests[run.mask] == run.mask_digest
+            assert parse_policy(run.policy).name == run.policy
+            assert json.loads(line)["planning_ms"] >= json.loads(line)["rows_ms"] >= 0
+            seen.add((run.device, run.mask, run.policy))
+    policies = {policy for _, _, policy in seen}
+    assert len(seen) == 2 * len(digests) * len(policies)
+    assert {parse_policy(policy).base for policy in policies} == set(ROWS)

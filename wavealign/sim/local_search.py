@@ -17,9 +17,11 @@ import numpy as np
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask, Int32Array
 from wavealign.order.context import OrderContext
+from wavealign.order.parameters import format_arguments
 from wavealign.order.policies import Policy, parse_policy, visiting_lists
 from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder
+from wavealign.sim.moves import Moves
 from wavealign.sim.setup import Setup
 from wavealign.sim.simulate import launch_times
 from wavealign.sim.traffic import launch_traffic
@@ -135,8 +137,6 @@ def _starts(recipe: Policy) -> list[Policy]:
 
 
 def _written_out(recipe: Policy) -> str:
-    from wavealign.order.parameters import format_arguments
-
     names = [
         "shuffled" if recipe.visits.shuffled else "ascending",
         *(["sawtooth"] if recipe.visits.sawtooth else []),
@@ -284,109 +284,3 @@ class _Window:
             return float(traffic.hbm_read_bytes)
         timing, hbm_ms = launch_times(mask, traffic, setup)
         return max(timing.time_ms, hbm_ms)
-
-
-class Moves:
-    """Changes of one head's row order; each proposal is a new permutation."""
-
-    def __init__(
-        self,
-        row_nnz: np.ndarray[tuple[int], np.dtype[np.int64]],
-        wave: int,
-        lenders: Sequence[Int32Array],
-    ) -> None:
-        self._wave = wave
-        self._by_nnz = np.argsort(-row_nnz, kind="stable")
-        self._rank = np.empty(len(row_nnz), np.int64)
-        self._rank[self._by_nnz] = np.arange(len(row_nnz))
-        self._places = []
-        for order in lenders:
-            place = np.empty(len(order), np.int64)
-            place[order] = np.arange(len(order))
-            self._places.append(place)
-        self._kinds = (
-            self.swap,
-            self.swap_similar,
-            self.exchange,
-            self.shift,
-            self.turn,
-            self.borrow,
-            self.tail,
-        )
-
-    def propose(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """A neighbour of `order`, by one of the moves."""
-        if len(order) < 2:
-            return order
-        return self._kinds[rng.integers(len(self._kinds))](order, rng)
-
-    def swap(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """Two rows change places, one to a quarter wave's number of times."""
-        new = order.copy()
-        for _ in range(self._some(rng, self._wave // 4)):
-            i, j = rng.integers(len(order), size=2)
-            new[i], new[j] = new[j], new[i]
-        return new
-
-    def swap_similar(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """Rows of similar length change places, up to a quarter wave's number of pairs."""
-        new = order.copy()
-        slot = np.empty(len(order), np.int64)
-        slot[order] = np.arange(len(order))
-        for _ in range(self._some(rng, self._wave // 4)):
-            i = int(rng.integers(len(order)))
-            near = self._rank[order[i]] + rng.integers(-self._wave, self._wave + 1)
-            j = slot[self._by_nnz[int(np.clip(near, 0, len(order) - 1))]]
-            new[i], new[j] = new[j], new[i]
-            slot[new[i]], slot[new[j]] = i, j
-        return new
-
-    def exchange(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """Two stretches of slots change places."""
-        length = min(self._some(rng, self._wave), len(order) // 2)
-        a, b = sorted(int(n) for n in rng.integers(len(order) - 2 * length + 1, size=2))
-        b += length
-        new = order.copy()
-        new[a : a + length], new[b : b + length] = order[b : b + length], order[a : a + length]
-        return new
-
-    def shift(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """A stretch of slots moves elsewhere."""
-        length = min(self._some(rng, self._wave), len(order) - 1)
-        a = int(rng.integers(len(order) - length + 1))
-        rest = np.concatenate([order[:a], order[a + length :]])
-        b = int(rng.integers(len(rest) + 1))
-        return np.concatenate([rest[:b], order[a : a + length], rest[b:]])
-
-    def turn(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """A stretch of slots turns around."""
-        a, end = self._stretch(order, rng)
-        new = order.copy()
-        new[a:end] = order[a:end][::-1]
-        return new
-
-    def borrow(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """Rows of up to a few waves are put in the order that a cheap order has them in."""
-        place = self._places[rng.integers(len(self._places))]
-        a, end = self._stretch(order, rng)
-        new = order.copy()
-        new[a:end] = order[a:end][np.argsort(place[order[a:end]], kind="stable")]
-        return new
-
-    def tail(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
-        """A row of the last two waves changes places with another one: balance."""
-        first = max(0, len(order) - 2 * self._wave)
-        new = order.copy()
-        for _ in range(self._some(rng, 4)):
-            i, j = rng.integers(first, len(order), size=2)
-            new[i], new[j] = new[j], new[i]
-        return new
-
-    def _some(self, rng: np.random.Generator, most: int) -> int:
-        """1 to `most`, small numbers as likely as large ones on a log scale."""
-        return int(math.exp(rng.random() * math.log(max(1, most) + 0.999)))
-
-    def _stretch(self, order: Int32Array, rng: np.random.Generator) -> tuple[int, int]:
-        length = min(1 + self._some(rng, 4 * self._wave), len(order))
-        a = int(rng.integers(len(order) - length + 1))
-        return a, a + length
