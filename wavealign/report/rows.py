@@ -11,8 +11,8 @@ from typing import Any
 from wavealign.errors import InputError
 from wavealign.results import RUN_SCHEMA, RunResult
 from wavealign.sweep.records import TRIAL_SCHEMA, TrialRecord
+from wavealign.sweep.store import SWEEP_SCHEMA
 
-SWEEP_SCHEMA = "wavealign.sweep/1"
 _EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
 
 
