@@ -117,6 +117,7 @@ class Case:
         tiles: of phase 1; None for the default.
         scratch_bytes: little enough for several rounds of heads.
         sharp: factor of q: large for rows that look at one key.
+        every: of the query blocks are diagnosed.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Case:
     scratch_bytes: int = 2**30
     sharp: float = 1.0
     diagnostics: bool = True
+    every: int = 1
     nan: tuple[str, ...] = field(default=())
 
     def check(self, device: str, kernel: str) -> str:
@@ -173,20 +175,20 @@ class Case:
             folded = options.pop("candidates").flatten(0, 1)
             planner = Planner(tuple(folded.shape), device, wave=3)
             schedule = planner(folded, self.policy)
-        options |= {"schedule": schedule, "reference_lse": reference_lse, "block": self.block,
-                    "diagnostics": self.diagnostics}  # fmt: skip
-        if kernel == "hopper" and self.axes:
-            options |= {"diagnostics": False}
-        if self.tiles is not None and kernel == "triton":
-            call = check_call(q, k, v, **options)
-            found = Search(call, self.scratch_bytes, tiles=Tiles(**self.tiles)).run()
-        elif kernel == "hopper" and device == "cpu":
-            call = check_call(q, k, v, **options)
-            found = Search(call, self.scratch_bytes, hopper=True).run()
-        else:
-            found = attend_with_importance(q, k, v, kernel=kernel,
-                                           scratch_bytes=self.scratch_bytes, **options)  # fmt: skip
-        problems = [disagreement(found, wanted)]
+        options |= {"schedule": schedule, "reference_lse": reference_lse, "block": self.block}
+        diagnosed = self.diagnostics and not (kernel == "hopper" and self.axes)
+        options |= {"diagnostics": diagnosed, "diagnose_every": self.every if diagnosed else 1}
+        found = self._attend(kernel, q, k, v, options)
+        problems = []
+        if diagnosed and self.every > 1:
+            left_out = torch.arange(self.tokens[0]) // self.block[0] % self.every != 0
+            whole = self._attend(kernel, q, k, v, options | {"diagnose_every": 1})
+            for name in ("entropy", "distance"):
+                part, full = (getattr(r, name)[..., ~left_out.to(device)] for r in (found, whole))
+                if not torch.allclose(part, full, rtol=1e-6, atol=1e-6):
+                    problems.append(f"{name} isn't that of the full run")
+            wanted.entropy[..., left_out] = wanted.distance[..., left_out] = math.nan
+        problems.append(disagreement(found, wanted))
         if not self.reference and not self.nan:
             sums = found.weights.double().sum(-1).cpu()
             any_key = wanted.weights.sum(-1) > 0.5
@@ -195,6 +197,17 @@ class Case:
             problems += [differing_blocks(found.weights.cpu().double(), wanted.weights, p)
                          for p in (0.5, 0.8, 0.95)]  # fmt: skip
         return "; ".join(filter(None, problems))
+
+    def _attend(self, kernel: str, q, k, v, options: dict[str, Any]) -> Importance:
+        if self.tiles is not None and kernel == "triton":
+            call = check_call(q, k, v, **options)
+            return Search(call, self.scratch_bytes, tiles=Tiles(**self.tiles)).run()
+        if kernel == "hopper" and not q.is_cuda:
+            call = check_call(q, k, v, **options)
+            return Search(call, self.scratch_bytes, hopper=True).run()
+        return attend_with_importance(
+            q, k, v, kernel=kernel, scratch_bytes=self.scratch_bytes, **options
+        )
 
 
 NO_TMA = {"tile": 32, "stages": 2, "warps": 8, "tma": False}
@@ -214,6 +227,10 @@ CASES = (
          scratch_bytes=1),
     Case("candidates in rounds of three heads", (66, 66), heads=(7, 7), density=0.7,
          scratch_bytes=3 * 4 * 64 * 2 * 2, diagnostics=False),
+    Case("every third block diagnosed", (300, 200), heads=(2, 1), every=3),
+    Case("every second block of a schedule diagnosed, in rounds", (260, 200), 2, every=2,
+         density=0.6, policy="resync", scratch_bytes=1),
+    Case("fewer blocks than one in eight, in positions", density=0.7, axes=2, every=8),
     Case("drifted LSE", density=0.7, reference=True),
     Case("positions", axes=3),
     Case("one axis", (150, 150), density=0.7, axes=1),

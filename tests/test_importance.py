@@ -22,6 +22,7 @@ from importance_cases import (  # noqa: E402
 
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.methods import _importance_chunked  # noqa: E402
+from wavealign.methods._importance_launch import _parts  # noqa: E402
 from wavealign.methods.exact import block_mass  # noqa: E402
 from wavealign.methods.importance import attend_with_importance  # noqa: E402
 from wavealign.planning import Planner  # noqa: E402
@@ -57,8 +58,13 @@ def test_the_torch_path_equals_the_definition(data):
     if tokens_q == tokens_kv and data.draw(st.booleans()):
         positions = normal(tokens_q, number(1, 3), seed=seed + 4)
     options = {"candidates": candidates, "reference_lse": reference_lse, "positions": positions}
-    found = attend_with_importance(q, k, v, block=block, diagnostics=True, **options)
+    every = number(1, 4)
+    found = attend_with_importance(
+        q, k, v, block=block, diagnostics=True, diagnose_every=every, **options
+    )
     wanted = reference_importance(q, k, v, block, **options)
+    left_out = torch.arange(tokens_q) // block[0] % every != 0
+    wanted.entropy[..., left_out] = wanted.distance[..., left_out] = math.nan
     assert disagreement(found, wanted) == ""
     if reference_lse is None:
         sums = found.weights.double().sum(-1)
@@ -150,6 +156,34 @@ def test_a_schedule_stands_for_its_candidates(policy):
     torch.testing.assert_close(by_lists.out, by_mask.out)
 
 
+def test_a_sample_is_diagnosed_as_in_the_full_run(monkeypatch):
+    q, k, v = (normal(2, 130, 2, 8, seed=i) for i in range(3))
+    # Chunks that begin and end between sampled blocks.
+    monkeypatch.setattr(_importance_chunked, "_SCORES_BYTES", {"cpu": 4 * 4 * 130 * 16})
+    full = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True)
+    part = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True, diagnose_every=3)
+    sampled = torch.arange(130) // 16 % 3 == 0
+    for name in ("entropy", "distance"):
+        found, wanted = getattr(part, name), getattr(full, name)
+        torch.testing.assert_close(found[..., sampled], wanted[..., sampled])
+        assert found[..., ~sampled].isnan().all()
+    torch.testing.assert_close(part.weights, full.weights, rtol=0, atol=0)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**31))
+def test_parts_of_a_table_keep_its_order(M, every, seed):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.stack([torch.randperm(M, generator=generator) for _ in range(2)]).int()
+    parts = _parts(table, every)
+    assert [part.diagnosed for part in parts] == [True, False][: len(parts)]
+    for h, rows in enumerate(table.tolist()):
+        assert parts[0].table[h].tolist() == [u for u in rows if u % every == 0]
+        if len(parts) == 2:
+            assert parts[1].table[h].tolist() == [u for u in rows if u % every]
+    assert sum(part.table.shape[1] for part in parts) == M
+
+
 def test_views_are_taken_as_they_are():
     q, k, v = (normal(1, 2, 40, 8, seed=i).transpose(1, 2) for i in range(3))
     found = attend_with_importance(q, k, v, block=(8, 8))
@@ -192,6 +226,9 @@ def test_triton_kernels_equal_the_definition():
         ({"reference_lse": torch.zeros(2, 8)}, "expected \\[B, H, tokens\\]"),
         ({"positions": torch.zeros(7, 3)}, r"expected \[8, axes\]"),
         ({"positions": torch.zeros(8, 4)}, "4 axes"),
+        ({"diagnostics": True, "diagnose_every": 0}, "expected at least 1"),
+        ({"diagnostics": True, "diagnose_every": 0.5}, "a number of query blocks"),
+        ({"diagnose_every": 2}, "diagnose_every=2 without diagnostics"),
         ({"kernel": "cuda"}, "unknown kernel"),
         ({"kernel": "triton"}, "takes bfloat16 and float16, not float32; kernel='torch'"),
         ({"schedule": SimpleNamespace(counts=torch.zeros(1, 2))}, "the schedule is for"),
@@ -242,8 +279,8 @@ def test_the_hopper_kernel(case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["triton", "hopper"])
-@pytest.mark.parametrize("density", [None, 0.3])
-def test_many_tokens_on_a_gpu(density, kernel):
+@pytest.mark.parametrize(("density", "every"), [(None, 1), (0.3, 1), (None, 16), (0.3, 16)])
+def test_many_tokens_on_a_gpu(density, every, kernel):
     if kernel == "hopper" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("not a Hopper card")
     tokens, M = 20_010, 157
@@ -255,7 +292,7 @@ def test_many_tokens_on_a_gpu(density, kernel):
     candidates = None
     if density is not None:
         candidates = torch.rand(1, 2, M, M, generator=generator, device="cuda") < density
-    options = {"candidates": candidates, "diagnostics": True}
+    options = {"candidates": candidates, "diagnostics": True, "diagnose_every": every}
     fast = attend_with_importance(q * 3, k, v, kernel=kernel, **options)
     slow = attend_with_importance(q * 3, k, v, kernel="torch", **options)
     slow = type(slow)(*(getattr(slow, name).cpu().double() for name in slow.__dataclass_fields__))
@@ -266,13 +303,18 @@ def test_many_tokens_on_a_gpu(density, kernel):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_search_waits_for_nothing():
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kernel", ["triton", "hopper"])
+def test_a_search_waits_for_nothing(kernel, every):
+    if kernel == "hopper" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("not a Hopper card")
     q, k, v = (torch.randn(1, 300, 2, 64, device="cuda").bfloat16() for _ in range(3))
     candidates = torch.rand(2, 3, 3, device="cuda") < 0.5
-    attend_with_importance(q, k, v, candidates=candidates)  # compiles
+    options = {"candidates": candidates, "diagnostics": every > 1, "diagnose_every": every}
+    attend_with_importance(q, k, v, kernel=kernel, **options)  # compiles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        attend_with_importance(q, k, v, candidates=candidates, kernel="triton")
+        attend_with_importance(q, k, v, kernel=kernel, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")

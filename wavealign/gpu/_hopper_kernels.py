@@ -23,7 +23,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from wavealign.gpu._hopper_statistics_kernels import block_travel, fast_log2, store_block_sums
+from wavealign.gpu._hopper_statistics_kernels import (
+    block_travel,
+    column_sums,
+    fast_log2,
+    store_block_sums,
+)
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,10 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_
         m = gl.max(s, axis=1) * scale_log2
         x = s * scale_log2 - m[:, None]
         p = gl.exp2(x)
-        total = gl.sum(p, axis=1)
+        if DISTANCE:
+            total, along = column_sums(p, S_LAYOUT)
+        else:
+            total = gl.sum(p, axis=1)
         moment = gl.zeros([ROWS], gl.float32, S_ROWS)
         travel = gl.zeros([ROWS], gl.float32, S_ROWS)
         if SUMS:
@@ -223,7 +231,7 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_
         if ENTROPY:
             moment = gl.sum(p * x, axis=1)
         if DISTANCE:
-            travel = block_travel(p, total, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
+            travel = block_travel(p, total, along, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
         p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
 
         for i in range(1, n):
@@ -246,7 +254,10 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_
             alpha = gl.exp2(m - m_new)
             x = s * scale_log2 - m_new[:, None]
             p = gl.exp2(x)
-            block_total = gl.sum(p, axis=1)
+            if DISTANCE:
+                block_total, along = column_sums(p, S_LAYOUT)
+            else:
+                block_total = gl.sum(p, axis=1)
             if ENTROPY:
                 moment = (moment + (m - m_new) * total) * alpha + gl.sum(p * x, axis=1)
             total = total * alpha + block_total
@@ -254,7 +265,7 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_
                 store_block_sums(sums, i, m_new, block_total, w * ROWS, BLOCK_Q, ROWS, S_LAYOUT)
             if DISTANCE:
                 travel = travel * alpha + block_travel(
-                    p, block_total, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
+                    p, block_total, along, block, head_row, BLOCK_KV, ROWS, S_LAYOUT)
             if PIN:
                 total = _pin(total)
             m = m_new
@@ -285,10 +296,10 @@ def _consume(w: gl.constexpr, bufs, bars, job, row_list, outputs, statistics, s_
             _store_rows(distance, nothing, head_row, s_q, b, h, heads, ROWS, S_LAYOUT)
 
 
-@gluon.jit(do_not_specialize=["s_q", "s_kv", "heads", "group", "width"])
+@gluon.jit(do_not_specialize=["s_q", "s_kv", "heads", "group", "width", "m_blocks"])
 def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indices, record,
                  sums, entropy, distance, width, stride_b, stride_s, stride_h, s_q, s_kv, heads,
-                 group, scale_log2,
+                 group, m_blocks, scale_log2,
                  D: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
                  K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
                  PIN: gl.constexpr, RAGGED: gl.constexpr, TRACE: gl.constexpr,
@@ -299,10 +310,10 @@ def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indice
     slot = gl.program_id(0)
     h = gl.program_id(1)
     b = gl.program_id(2)
-    m_blocks = gl.num_programs(0)
+    slots = gl.num_programs(0)
     if TRACE:
         begin = _clock()
-    q_block = gl.load(table + h * m_blocks + slot)
+    q_block = gl.load(table + h * slots + slot)
     n = gl.load(counts + h * m_blocks + q_block)
     if SUMS:
         n = gl.minimum(n, width)
@@ -354,7 +365,7 @@ def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indice
             (_produce, (descs, bufs, bars, job, row_list, BLOCK_KV, CONSUMERS, ROWS)),
         ], [1], [24])
     if TRACE:
-        entry = record + ((b * heads + h).to(gl.int64) * m_blocks + slot) * 3
+        entry = record + ((b * heads + h).to(gl.int64) * slots + slot) * 3
         gl.store(entry, begin)
         gl.store(entry + 1, _clock())
         gl.store(entry + 2, _smid().to(gl.int64))
@@ -411,11 +422,11 @@ def attend_rows_hopper(
         q, out: ``[B, S_q, H, D]``, D contiguous.
         k, v: ``[B, S_kv, H_kv, D]``.
         lse: float32 ``[B, H, S_q]``, contiguous.
-        table: int32 ``[H, M]``, slot → query block.
+        table: int32 ``[H, slots]``, slot → query block; other query blocks are left alone.
         counts: int32 ``[H, M]``, K/V blocks of each query block.
         starts: int64 ``[H * M]``, where the list of each query block begins.
         indices: int32 ``[nnz]``.
-        record: int64 ``[B * H * M, 3]`` for start, end (ns) and SM of each CTA; None for none.
+        record: int64 ``[B * H * slots, 3]`` for start, end (ns) and SM of each CTA; None for none.
         scale_log2: log2(e) times the scale of the scores, positive.
         block_q, block_kv: tokens of a block.
         statistics: what else to write.
@@ -428,7 +439,8 @@ def attend_rows_hopper(
         _tiles(q, block_q // shape.consumers), _tiles(k, block_kv), _tiles(v, block_kv),
         out, lse, table, counts, starts, indices, lse if record is None else record,
         *(lse if t is None else t for t in wanted), statistics.width,
-        *out.stride()[:3], tokens_q, tokens_kv, heads, heads // k.shape[2], scale_log2,
+        *out.stride()[:3], tokens_q, tokens_kv, heads, heads // k.shape[2],
+        counts.shape[1], scale_log2,
         D=dim, BLOCK_Q=block_q, BLOCK_KV=block_kv, K_STAGES=shape.k_stages,
         V_STAGES=shape.v_stages, CONSUMERS=shape.consumers, PIN=shape.pin,
         RAGGED=tokens_kv % block_kv != 0, TRACE=record is not None,

@@ -30,18 +30,40 @@ def store_block_sums(sums, visit, highest, block_total, first_row,
 
 
 @gluon.jit
-def block_travel(p, block_total, block, head_row, BLOCK_KV: gl.constexpr, ROWS: gl.constexpr,
+def column_sums(p, layout: gl.constexpr):
+    """Sums of p and of p·c over the columns c of a tile.
+
+    A thread holds two columns of every eight. Taken as eights, the number of an eight is known at
+    compile time and a factor in the instruction; as a table, the columns would take 32 registers
+    and spill others.
+    """
+    ROWS: gl.constexpr = p.shape[0]
+    EIGHTS: gl.constexpr = p.shape[1] // 8
+    eights = p.reshape([ROWS, EIGHTS, 8])
+    tile: gl.constexpr = eights.type.layout
+    first = gl.arange(0, EIGHTS, layout=gl.SliceLayout(0, gl.SliceLayout(2, tile))) * 8
+    moments = gl.sum(eights * first.to(gl.float32)[None, :, None], axis=1)
+    totals = gl.sum(eights, axis=1)
+    within = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, tile)))
+    moment = gl.sum(moments + totals * within.to(gl.float32)[None, :], axis=1)
+    total = gl.sum(totals, axis=1)
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    return (gl.convert_layout(total, rows, assert_trivial=True),
+            gl.convert_layout(moment, rows, assert_trivial=True))
+
+
+@gluon.jit
+def block_travel(p, total, moment, block, head_row, BLOCK_KV: gl.constexpr, ROWS: gl.constexpr,
                  layout: gl.constexpr):
-    """Sum of p·|i - j| over the keys of a block."""
+    """Sum of p·|i - j| over the keys of a block, of whose columns the sums are known."""
     rows = head_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    columns = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, layout))
     token = block * BLOCK_KV
-    along = gl.sum(p * columns.to(gl.float32)[None, :], axis=1)
-    along = along + (token - rows).to(gl.float32) * block_total
+    along = moment + (token - rows).to(gl.float32) * total
     behind = token >= head_row + ROWS
     ahead = token + BLOCK_KV <= head_row
     travel = along * (behind.to(gl.float32) - ahead.to(gl.float32))
     if not (behind or ahead):
+        columns = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, layout))
         apart = (rows[:, None] - token - columns[None, :]).to(gl.float32)
         travel = gl.sum(p * gl.abs(apart), axis=1)
     return travel

@@ -46,6 +46,11 @@ def attend_chunked(call: Call) -> Importance:
             for u, blocks in enumerate(lists):
                 if len(blocks):
                     _attend(call, result, b, h, (u, u + 1), keys, values, blocks)
+    if result.entropy is not None and result.distance is not None:
+        query_blocks = torch.arange(tokens, device=q.device) // call.block_q
+        left_out = query_blocks % call.diagnose_every != 0
+        result.entropy.masked_fill_(left_out, math.nan)
+        result.distance.masked_fill_(left_out, math.nan)
     return result
 
 
@@ -89,11 +94,23 @@ def _attend(
     else:
         target[:, blocks] = means.float()
 
-    if result.entropy is not None and result.distance is not None:
+    if result.entropy is None or result.distance is None:
+        return
+    for part in _diagnosed(call, query_blocks):
+        own = slice(part[0] * call.block_q, min(part[1] * call.block_q, rows.stop))
+        shares = weights[own.start - first : own.stop - first]
         # -Σ w·log w: the same as LSE - E[z], without the difference of two large numbers.
-        result.entropy[b, h, rows] = torch.special.entr(weights).sum(-1).float()
-        distances = _distances(call, rows, tokens, keys.dtype)
-        result.distance[b, h, rows] = torch.linalg.vecdot(weights, distances).float()
+        result.entropy[b, h, own] = torch.special.entr(shares).sum(-1).float()
+        distances = _distances(call, own, tokens, keys.dtype)
+        result.distance[b, h, own] = torch.linalg.vecdot(shares, distances).float()
+
+
+def _diagnosed(call: Call, query_blocks: tuple[int, int]) -> list[tuple[int, int]]:
+    """Runs of query blocks to diagnose, among those from the first up to the second."""
+    first, last, every = *query_blocks, call.diagnose_every
+    if every == 1:
+        return [query_blocks]
+    return [(u, u + 1) for u in range(first + -first % every, min(last, call.M), every)]
 
 
 def _distances(call: Call, rows: slice, tokens: Tensor, dtype: torch.dtype) -> Tensor:

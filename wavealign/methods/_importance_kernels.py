@@ -94,13 +94,13 @@ def _store_rows(out, result, sequence, head, rows, tokens, H, D: tl.constexpr):
 
 
 # Sizes that don't change the code: one compilation serves all shapes and rounds.
-_SIZES = ["tokens_q", "tokens_kv", "H", "H_kv", "N", "first_head", "list_heads", "width"]
+_SIZES = ["tokens_q", "tokens_kv", "H", "H_kv", "M", "N", "first_head", "list_heads", "width"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def attend_blocks(
     q, k, v, out, lse, sums, entropy, distance, positions, table, counts, starts, indices,
-    q_strides, k_strides, v_strides, scale_log2, tokens_q, tokens_kv, H, H_kv, N, first_head,
+    q_strides, k_strides, v_strides, scale_log2, tokens_q, tokens_kv, H, H_kv, M, N, first_head,
     list_heads, width,
     D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, TILE: tl.constexpr,
     DENSE: tl.constexpr, RAGGED: tl.constexpr, SUMS: tl.constexpr, ENTROPY: tl.constexpr,
@@ -108,6 +108,8 @@ def attend_blocks(
     HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """One CTA per (slot, head of this round): a query block over its list, or over all (DENSE).
+
+    table: int32 ``[list_heads, slots]``, of all query blocks or of a part of them.
 
     q, out: ``[B, tokens_q, H, D]``, out contiguous; k, v: ``[B, tokens_kv, H_kv, D]``; TMA: q, k
     and v are descriptors of ``[B, heads, tokens, D]``. lse, entropy, distance: ``[B, H,
@@ -125,17 +127,15 @@ def attend_blocks(
     """
     slot = tl.program_id(0)
     local_head = tl.program_id(1)
-    M = tl.num_programs(0)
     folded = first_head + local_head
     sequence = folded // H
     head = folded % H
     kv_head = head // (H // H_kv)
-    block = slot
+    listed = folded % list_heads
+    block = tl.load(table + listed * tl.num_programs(0) + slot)
     count = N
     lists = indices
     if not DENSE:
-        listed = folded % list_heads
-        block = tl.load(table + listed * M + slot)
         count = tl.minimum(tl.load(counts + listed * M + block), width)
         lists = indices + tl.load(starts + listed * M + block)
     first_row = block * BLOCK_Q

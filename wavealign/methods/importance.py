@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KERNELS = ("auto", "hopper", "triton", "torch")
-_PREFERRED = ("triton",)  # by "auto" on a GPU, in this order
+_PREFERRED = ("hopper", "triton")  # by "auto" on a GPU, in this order
 SCRATCH_BYTES = 8 * 2**30
 _TRITON_BLOCKS = (64, 128)
 _TRITON_DIMS = (64, 128)
@@ -66,9 +66,10 @@ class Importance:
         out: ``[B, L, H, D]``, dtype of q.
         lse: float32 ``[B, H, L]``, natural logarithm, over the evaluated keys.
         weights: float32 ``[B, H, M, N]``: W; 0 for blocks that weren't evaluated.
-        entropy: float32 ``[B, H, L]``, nats: LSE - E[z]; None unless asked for.
+        entropy: float32 ``[B, H, L]``, nats: LSE - E[z]; NaN in query blocks that
+            `diagnose_every` left out; None unless asked for.
         distance: float32 ``[B, H, L]``: Σ_j w[i, j]·|i - j| in tokens, or in the units of the
-            positions that were given; None unless asked for.
+            positions that were given; NaN and None like the entropy.
     """
 
     out: Tensor
@@ -91,6 +92,7 @@ class Call:
         reference_lse: float32 ``[B, H, tokens_q]`` or None.
         diagnostics: whether entropy and distance are wanted.
         positions: float ``[tokens, axes]`` or None.
+        diagnose_every: of the query blocks 0, n, 2n, ...
     """
 
     q: Tensor
@@ -103,6 +105,7 @@ class Call:
     reference_lse: Tensor | None
     diagnostics: bool
     positions: Tensor | None
+    diagnose_every: int = 1
 
     @property
     def M(self) -> int:  # noqa: N802
@@ -141,6 +144,7 @@ def attend_with_importance(
     schedule: Lists | None = None,
     reference_lse: Tensor | None = None,
     diagnostics: bool = False,
+    diagnose_every: int = 1,
     positions: Tensor | None = None,
     kernel: str = "auto",
     scratch_bytes: int = SCRATCH_BYTES,
@@ -160,13 +164,15 @@ def attend_with_importance(
             candidates with the order of rows and visits, in place of `candidates`.
         reference_lse: float32 ``[B, H, tokens_q]`` to normalise the importance by, in place of
             this call's own LSE; output and LSE stay those of this call.
-        diagnostics: also entropy and mean attention distance of every row.
+        diagnostics: also entropy and mean attention distance of the rows.
+        diagnose_every: n for those of query blocks 0, n, 2n, ... alone, exact there and NaN
+            elsewhere: on a GPU the other blocks then don't pay for them. 1 for every row.
         positions: ``[tokens, axes]`` coordinates of the tokens, at most 3 axes, in sequence
             order: distances are then Euclidean in them, in place of |i - j|.
         kernel: ``"triton"`` (bf16 and fp16, head_dim 64 and 128, blocks of 64 and 128 tokens),
             ``"hopper"`` (the same on compute capability 9.0, but distances in positions),
-            ``"torch"`` (any float dtype, any device, in chunks), or ``"auto"``: Triton on a GPU
-            where it can, else torch.
+            ``"torch"`` (any float dtype, any device, in chunks), or ``"auto"``: on a GPU the first
+            of hopper and triton that can, else torch.
         scratch_bytes: of a GPU's block log-sum-exps, ``4·block_q·M·width`` bytes a head (width:
             the longest list that fits, N without a schedule). Heads are taken in as few rounds as
             fit, one head at least (one K/V head's query heads by ``"hopper"``).
@@ -177,7 +183,8 @@ def attend_with_importance(
     """
     call = check_call(
         q, k, v, block=block, candidates=candidates, schedule=schedule,
-        reference_lse=reference_lse, diagnostics=diagnostics, positions=positions,
+        reference_lse=reference_lse, diagnostics=diagnostics, diagnose_every=diagnose_every,
+        positions=positions,
     )  # fmt: skip
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
@@ -246,6 +253,7 @@ def check_call(
     schedule: Lists | None = None,
     reference_lse: Tensor | None = None,
     diagnostics: bool = False,
+    diagnose_every: int = 1,
     positions: Tensor | None = None,
 ) -> Call:
     """A call from what `attend_with_importance` was given.
@@ -256,11 +264,17 @@ def check_call(
     _check_sequences(q, k, v)
     if len(block) != 2 or min(block) < 1:
         raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
+    if isinstance(diagnose_every, bool) or not isinstance(diagnose_every, int):
+        raise InputError(f"diagnose_every={diagnose_every!r}; expected a number of query blocks.")
+    if diagnose_every < 1:
+        raise InputError(f"diagnose_every={diagnose_every}; expected at least 1.")
+    if diagnose_every > 1 and not diagnostics:
+        raise InputError(f"diagnose_every={diagnose_every} without diagnostics=True.")
     if candidates is not None and candidates.ndim == 3:
         candidates = candidates[None]
     call = Call(
         q, k, v, int(block[0]), int(block[1]),
-        candidates, schedule, reference_lse, diagnostics, positions,
+        candidates, schedule, reference_lse, diagnostics, positions, diagnose_every,
     )  # fmt: skip
     B, tokens, H, _ = q.shape
     _check_blocks(call, B, H)
