@@ -88,6 +88,7 @@ def test_nnz_inside_waves_sorts_each_wave_and_moves_no_row_out(dense, wave):
         assert (np.diff(head.row_nnz[after]) <= 0).all()
 
 
+@settings(deadline=None)
 @given(dense_masks(max_heads=1, max_rows=40, max_columns=40), st.integers(1, 9))
 def test_nnz_dealt_against_the_oracle(dense, wave):
     mask = BlockMask.from_dense(dense)
