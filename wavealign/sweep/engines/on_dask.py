@@ -9,11 +9,14 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from wavealign._extras import require
-from wavealign.errors import MissingCapabilityError
+from wavealign.errors import MissingCapabilityError, WaveAlignError
 from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.records import TrialRecord
 from wavealign.sweep.trial import Inputs
+
+_SCATTERS = 5
+_NEW_WORKER_S = 60.0
 
 
 class DaskEngine:
@@ -114,6 +117,18 @@ class DaskEngine:
     def _mask(self, digest: str) -> Any:
         held = self._scattered.get(digest)
         if held is None or held.status != "finished":
-            held = self._client.scatter(self._inputs.masks[digest], broadcast=True, hash=False)
-            self._scattered[digest] = held
+            held = self._scattered[digest] = self._scatter(digest)
         return held
+
+    def _scatter(self, digest: str) -> Any:
+        """Send a mask to all workers; again, where one dies meanwhile."""
+        for _ in range(_SCATTERS):
+            try:
+                self._client.wait_for_workers(1, timeout=_NEW_WORKER_S)
+                return self._client.scatter(self._inputs.masks[digest], broadcast=True, hash=False)
+            except OSError as problem:  # CommClosedError and TimeoutError are
+                last = problem
+        raise WaveAlignError(
+            f"a mask can't be sent to the Dask workers ({type(last).__name__}: {last}); finished "
+            "trials are kept."
+        ) from last
