@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -24,7 +24,8 @@ import numpy.typing as npt
 from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines import Job, run_job
+from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.records import TrialRecord
 from wavealign.sweep.trial import Inputs
 
@@ -34,8 +35,7 @@ _ARRAYS: dict[str, type[np.generic]] = {"indptr": np.int64, "indices": np.int32}
 class LocalEngine:
     """A pool of processes.
 
-    The pool can't say which of the jobs in flight killed a worker. So all of them are suspects:
-    they run again one at a time, and one that dies then, alone, was it.
+    The pool can't say which of the jobs in flight killed a worker, so all of them are suspects.
 
     Args:
         inputs: masks (written once to a folder that the workers map) and devices.
@@ -48,9 +48,8 @@ class LocalEngine:
         self._inputs, self._jobs, self._per_process = inputs, jobs, per_process
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[Future[list[TrialRecord]], Job] = {}
-        self._suspects: deque[Job] = deque()
-        self._waiting: deque[Job] = deque()
-        self._deaths: Counter[Job] = Counter()
+        self._order = Suspects(self._run, self._running)
+        self._refused: list[Job] = []
         self._ended: deque[list[TrialRecord]] = deque()
         self._stack = contextlib.ExitStack()
 
@@ -77,13 +76,12 @@ class LocalEngine:
 
     def submit(self, job: Job) -> None:
         """Start a job, or keep it until no suspect is left."""
-        self._waiting.append(job)
-        self._start()
+        self._order.add(job)
 
     def next(self) -> list[TrialRecord]:
         """The records of the job that ends next."""
         while not self._ended:
-            self._start()
+            self._order.start()
             done, _ = wait(self._running, return_when=FIRST_COMPLETED)
             broken = False
             for future in done:
@@ -99,14 +97,6 @@ class LocalEngine:
                 self._after_a_death()
         return self._ended.popleft()
 
-    def _start(self) -> None:
-        if self._suspects:
-            if not self._running:
-                self._run(self._suspects.popleft())
-            return
-        while self._waiting and not any(self._deaths[job] for job in self._running.values()):
-            self._run(self._waiting.popleft())
-
     def _run(self, job: Job) -> None:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
@@ -117,28 +107,31 @@ class LocalEngine:
                 max_tasks_per_child=self._per_process,
             )
         try:
-            with _interrupts_ignored():  # workers inherit it from their first instruction on
+            with contextlib.ExitStack() as stack:
+                if len(self._pool._processes or {}) < self._jobs:  # a worker may be started
+                    stack.enter_context(_interrupts_ignored())
                 future = self._pool.submit(_work, job)
             self._running[future] = job
-        except BrokenProcessPool:  # died while idle: the job is innocent
-            self._waiting.appendleft(job)
-            if self._running:
-                return  # `next` meets the break in these
-            self._drop_pool(kill=True)
-            self._start()
+        except BrokenProcessPool:  # a worker died while idle: this job is innocent
+            if not self._running:
+                self._drop_pool(kill=True)
+                self._run(job)
+            else:
+                self._refused.append(job)  # until `next` has met the break in those
 
     def _after_a_death(self) -> None:
         for future, job in self._running.items():
             if future.done() and future.exception() is None:
                 self._ended.append(future.result())
                 continue
-            self._deaths[job] += 1
-            if self._deaths[job] >= MAX_DEATHS:
-                self._ended.append(job.died("killed, out of memory, or crashed"))
-            else:
-                self._suspects.append(job)
+            records = self._order.died(job, "killed, out of memory, or crashed")
+            if records is not None:
+                self._ended.append(records)
         self._running.clear()
         self._drop_pool(kill=True)
+        refused, self._refused = self._refused, []
+        for job in refused:
+            self._order.add(job)
 
     def _drop_pool(self, kill: bool) -> None:
         if self._pool is None:
@@ -195,7 +188,10 @@ _devices: Mapping[str, DeviceProfile] = {}
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Inside this block Ctrl-C does nothing here, nor ever in processes started by it."""
+    """Inside this block Ctrl-C does nothing here, nor ever in processes that it starts.
+
+    A worker ignores it by itself, too, but only once it has imported what it needs.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

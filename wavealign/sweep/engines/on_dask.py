@@ -9,14 +9,18 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from wavealign._extras import require
-from wavealign.errors import MissingCapabilityError
+from wavealign.errors import MissingCapabilityError, WaveAlignError
 from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.records import TrialRecord
 from wavealign.sweep.trial import Inputs
 
+_SCATTERS = 5
+_NEW_WORKER_S = 60.0
+
 
 class DaskEngine:
-    """Dask's tasks; its scheduler runs one again whose worker died.
+    """Dask's tasks; its scheduler says which of them a worker died with: suspects, all of them.
 
     Args:
         inputs: masks, scattered when first needed, and again if all workers that held one died.
@@ -30,12 +34,11 @@ class DaskEngine:
     def __init__(self, inputs: Inputs, jobs: int, address: str | None) -> None:
         self._dask: Any = require("dask", "dask", "--executor dask")
         self._distributed: Any = require("distributed", "dask", "--executor dask")
-        self.slots = jobs
-        # A task that waits on a worker counts as dying with it, so none is sent ahead.
-        self.lookahead = 0
+        self.slots = self.lookahead = jobs
         self._inputs, self._address = inputs, address
         self._running: dict[Any, Job] = {}
         self._scattered: dict[str, Any] = {}
+        self._order = Suspects(self._run, self._running)
         self._lost: Counter[Job] = Counter()
         self._stack = contextlib.ExitStack()
 
@@ -47,7 +50,7 @@ class DaskEngine:
         with contextlib.ExitStack() as stack:
             where = self._address
             if where is None:
-                failures = {"distributed.scheduler.allowed-failures": MAX_DEATHS - 1}
+                failures = {"distributed.scheduler.allowed-failures": 0}  # `Suspects` retries
                 stack.enter_context(self._dask.config.set(failures))
                 where = stack.enter_context(
                     distributed.LocalCluster(
@@ -66,7 +69,7 @@ class DaskEngine:
                 ) from problem
             if self._address is not None:
                 self._client.wait_for_workers(1)
-                self.slots = max(1, sum(self._client.nthreads().values()))
+                self.slots = self.lookahead = max(1, sum(self._client.nthreads().values()))
             self._completed = distributed.as_completed()
             self._stack = stack.pop_all()
         return self
@@ -76,7 +79,10 @@ class DaskEngine:
         self._stack.close()
 
     def submit(self, job: Job) -> None:
-        """Start a task."""
+        """Start a task, or keep it until no suspect is left."""
+        self._order.add(job)
+
+    def _run(self, job: Job) -> None:
         spec = job.specs[0]
         device = self._inputs.devices.get(spec.device)
         future = self._client.submit(run_job, job, self._mask(spec.mask_digest), device, pure=False)
@@ -86,12 +92,16 @@ class DaskEngine:
     def next(self) -> list[TrialRecord]:
         """The records of the task that ends next."""
         while True:
+            self._order.start()
             future = next(self._completed)
             job = self._running.pop(future)
             try:
                 records: list[TrialRecord] = future.result()
             except self._distributed.scheduler.KilledWorker:
-                return job.died("KilledWorker")
+                killed = self._order.died(job, "KilledWorker")
+                if killed is not None:
+                    return killed
+                continue
             except CancelledError:
                 # The workers that held its mask, or its result, died before it was fetched. That
                 # isn't this job's doing, unless it happens to it again and again.
@@ -102,11 +112,23 @@ class DaskEngine:
             if self._lost[job] > 2 * MAX_DEATHS:
                 return job.died("its mask was lost with its workers, again and again")
             self._scattered.pop(job.specs[0].mask_digest, None)
-            self.submit(job)
+            self._run(job)
 
     def _mask(self, digest: str) -> Any:
         held = self._scattered.get(digest)
         if held is None or held.status != "finished":
-            held = self._client.scatter(self._inputs.masks[digest], broadcast=True, hash=False)
-            self._scattered[digest] = held
+            held = self._scattered[digest] = self._scatter(digest)
         return held
+
+    def _scatter(self, digest: str) -> Any:
+        """Send a mask to all workers; again, where one dies meanwhile."""
+        for _ in range(_SCATTERS):
+            try:
+                self._client.wait_for_workers(1, timeout=_NEW_WORKER_S)
+                return self._client.scatter(self._inputs.masks[digest], broadcast=True, hash=False)
+            except OSError as problem:  # CommClosedError and TimeoutError are
+                last = problem
+        raise WaveAlignError(
+            f"a mask can't be sent to the Dask workers ({type(last).__name__}: {last}); finished "
+            "trials are kept."
+        ) from last
