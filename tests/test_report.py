@@ -259,7 +259,7 @@ def test_ticks(axis, labels):
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_lie_on_the_axis(low, width):
     axis = Axis("", low, low + width)
-    if axis.high > axis.low:
+    if width > 1e-9 * abs(low):  # narrower, and doubles are too coarse for places
         places = [axis.place(value) for value, _ in axis.ticks()]
         assert all(-1e-6 <= place <= 1 + 1e-6 for place in places)
         assert len(places) <= 9
