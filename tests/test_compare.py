@@ -16,7 +16,8 @@ from scipy import stats
 from wavealign.cli import main
 from wavealign.errors import InputError
 from wavealign.report.comparison import judge, outcome_of, records
-from wavealign.report.pairs import METRICS, compare_rows, summarise
+from wavealign.report.metrics import METRICS
+from wavealign.report.pairs import compare_rows, summarise
 from wavealign.report.rows import Row, load_rows
 
 TIME, READS, HITS = (METRICS[name] for name in ("time_ms", "hbm_read_bytes", "l2_hit_frac"))

@@ -71,7 +71,8 @@ def compare(
         noise_line,
         records,
     )
-    from wavealign.report.pairs import KEY_FIELDS, METRICS, compare_rows
+    from wavealign.report.metrics import METRICS
+    from wavealign.report.pairs import KEY_FIELDS, compare_rows
     from wavealign.report.rows import load_rows
 
     if (a_policy is None) != (b_policy is None):

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from wavealign.report.pairs import Comparison, Metric, PairedValue, Summary
+from wavealign.report.metrics import Metric
+from wavealign.report.pairs import Comparison, PairedValue, Summary
 from wavealign.report.tables import table_frame
 
 COMPARE_SCHEMA = "wavealign.compare/1"

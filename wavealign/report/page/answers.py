@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Cell, Column, Standing
+from wavealign.report.page.cells import Cell
+from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Column, Standing
 
 
 @dataclass(frozen=True)

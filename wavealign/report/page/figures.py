@@ -8,15 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from wavealign.report.page.gather import (
-    BASELINE,
-    TIE_FRAC,
-    Block,
-    Cell,
-    Column,
-    Unit,
-    geometric_mean,
-)
+from wavealign.report.page.cells import Cell, geometric_mean
+from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Column, Unit
 from wavealign.report.page.svg import Axis, Line, Mark, chart, span
 
 PAPER = "svd+nnz"  # the order of the WaveAlign paper

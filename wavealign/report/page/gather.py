@@ -8,13 +8,13 @@ them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wavealign.report.page.cells import Cell, column_cells, geometric_mean, unit_cell
 from wavealign.report.rows import Loaded, Row
 from wavealign.results import RunResult
 
@@ -57,30 +57,6 @@ class Unit:
     def single(self) -> bool:
         """Whether it is one head."""
         return re.fullmatch(r"\d+", self.heads) is not None
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A policy on a unit or a column, in one setting; means over repeats, seeds and campaigns.
-
-    Attributes:
-        policy: the recipe.
-        time_ms, hit_frac, hbm_read_bytes, energy_j: None where a row doesn't say.
-        speedup: time of `original` in the same campaign / time.
-        read_ratio: HBM reads / those of `original`.
-        planning_ms: making the schedule.
-        rows: behind the figures.
-    """
-
-    policy: str
-    time_ms: float | None
-    hit_frac: float | None
-    hbm_read_bytes: float | None
-    energy_j: float | None
-    speedup: float | None
-    read_ratio: float | None
-    planning_ms: float | None
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -174,12 +150,6 @@ def blocks(loaded: Loaded) -> list[Block]:
 def unit_of(row: RunResult) -> Unit:
     """The mask of a row's launch."""
     return Unit(row.mask_digest, row.heads, row.mask, row.kv_block_bytes)
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Of at least one positive value."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def _setting(row: RunResult) -> Setting:
@@ -310,11 +280,11 @@ def _block(block: Block) -> Block:
     for unit, policies in by_unit.items():
         base = policies.get(BASELINE, [])
         block.units[unit] = {
-            policy: _unit_cell(policy, rows, base) for policy, rows in policies.items()
+            policy: unit_cell(policy, rows, base) for policy, rows in policies.items()
         }
     block.columns = _columns(block.units, block.families)
     for column in block.columns:
-        block.cells[column.label] = _column_cells([block.units[u] for u in column.units])
+        block.cells[column.label] = column_cells([block.units[u] for u in column.units])
     speedups: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for label, cells in block.cells.items():
         for policy, cell in cells.items():
@@ -331,81 +301,3 @@ def _block(block: Block) -> Block:
                 block.standings.append(Standing(policy, geometric_mean(ratios), len(ratios)))
         block.standings.sort(key=lambda standing: -standing.ratio)
     return block
-
-
-def _unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
-    return Cell(
-        policy,
-        _mean(rows, "time_ms"),
-        _mean(rows, "l2_hit_frac", logarithmic=False),
-        _mean(rows, "hbm_read_bytes"),
-        _mean(rows, "energy_j"),
-        _against(base, rows, "time_ms"),
-        _inverse(_against(base, rows, "hbm_read_bytes")),
-        _average([row.planning_ms for row in rows if row.planning_ms is not None]),
-        len(rows),
-    )
-
-
-def _column_cells(units: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
-    """Cells of a column: those of its unit, or the mean over the units that ran the policy."""
-    if len(units) == 1:
-        return dict(units[0])
-    found = {}
-    for policy in dict.fromkeys(policy for cells in units for policy in cells):
-        cells = [unit[policy] for unit in units if policy in unit]
-        if len(cells) < len(units):
-            continue  # a mean over some of the heads can't be compared with one over all
-
-        def total(name: str, members: Sequence[Cell] = tuple(cells)) -> float | None:
-            values = [getattr(cell, name) for cell in members]
-            return None if None in values else sum(values)
-
-        def mean(name: str, members: Sequence[Cell] = tuple(cells)) -> float | None:
-            values = [getattr(cell, name) for cell in members]
-            return None if None in values else geometric_mean(values) if min(values) > 0 else 0.0
-
-        hits = [cell.hit_frac for cell in cells if cell.hit_frac is not None]
-        found[policy] = Cell(
-            policy,
-            total("time_ms"),
-            _average(hits) if len(hits) == len(cells) else None,
-            total("hbm_read_bytes"),
-            total("energy_j"),
-            mean("speedup"),
-            mean("read_ratio"),
-            total("planning_ms"),
-            sum(cell.rows for cell in cells),
-        )
-    return found
-
-
-def _against(base: Sequence[Row], rows: Sequence[Row], name: str) -> float | None:
-    """Value of `original` / value, each row against its own campaign where that has one."""
-    if not base:
-        return None
-    logs = []
-    for row in rows:
-        value = getattr(row.result, name)
-        own = [other for other in base if other.origin == row.origin]
-        reference = _mean(own, name) or _mean(base, name)
-        if value and reference:
-            logs.append(math.log(reference / value))
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def _mean(rows: Sequence[Row], name: str, logarithmic: bool = True) -> float | None:
-    values = [v for row in rows if (v := getattr(row.result, name)) is not None]
-    if not values:
-        return None
-    if not logarithmic or min(values) <= 0:
-        return _average(values)
-    return geometric_mean(values)
-
-
-def _average(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _inverse(value: float | None) -> float | None:
-    return None if value is None else 1 / value

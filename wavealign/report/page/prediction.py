@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from wavealign.report.page.gather import geometric_mean
+from wavealign.report.page.cells import geometric_mean
 from wavealign.report.page.svg import Axis, Mark, chart, span
 from wavealign.report.rows import Row
 from wavealign.results import RunResult

@@ -1,0 +1,59 @@
+"""Figures of a row that can be compared, and how a difference is told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a row.
+
+    Attributes:
+        name: of the field.
+        title: for people.
+        unit, scale: a value / scale is shown in this unit.
+        ratio: compared as B/A; otherwise as B - A in points.
+        more_is_better: of the value itself.
+        counted: read by hardware counters where measured, so the cache's state matters.
+        better, worse: ``"{}"`` stands for the amount.
+    """
+
+    name: str
+    title: str
+    unit: str
+    scale: float
+    ratio: bool
+    more_is_better: bool
+    counted: bool
+    better: str
+    worse: str
+
+    def difference(self, a: float, b: float) -> float:
+        """log(b / a), or b - a in points; above 0 where b is larger."""
+        return math.log(b / a) if self.ratio else 100 * (b - a)
+
+    def usable(self, value: float | None) -> bool:
+        """Whether a value can be compared."""
+        return value is not None and (value > 0 or not self.ratio)
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("time_ms", "time", "ms", 1.0, True, False, False, "is {} faster", "is {} slower"),
+        Metric(
+            "hbm_read_bytes", "HBM reads", "GB", 1e9, True, False, True, "reads {} less from HBM",
+            "reads {} more from HBM",
+        ),
+        Metric(
+            "l2_hit_frac", "L2 hit ratio", "%", 0.01, False, True, True,
+            "has an L2 hit ratio {} higher", "has an L2 hit ratio {} lower",
+        ),
+        Metric(
+            "energy_j", "energy", "J", 1.0, True, False, False, "takes {} less energy",
+            "takes {} more energy",
+        ),
+    )
+}  # fmt: skip
