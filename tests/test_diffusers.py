@@ -413,3 +413,11 @@ def test_bad_input():
         integration.enable(model, Masks(), **OPTIONS)
     with pytest.raises(InputError, match="Linear isn't supported"):
         integration.enable(torch.nn.Linear(2, 2), Masks())
+
+
+def test_sessions_refuse_text_of_any_length():
+    from wavealign.integrations import diffusers_sessions
+
+    model, _ = hunyuan()
+    with pytest.raises(InputError, match="expected a Wan or LTX transformer"):
+        diffusers_sessions.enable_session(model, "gsrs")
