@@ -14,6 +14,7 @@ from wavealign.guard.decide import Decision, Guard
 from wavealign.guard.model import CostModel
 from wavealign.guard.on_device import device_lengths, device_statistics
 from wavealign.masks.block_mask import BlockMask
+from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule, Planner
 from wavealign.planning.recipes import Recipe
 from wavealign.sim.devices import device_of_gpu, load_device
@@ -163,11 +164,17 @@ def plan(
     return make_plan(heads, sizes, choice, planner, terms, guard, uses=uses)
 
 
-def make_planner(heads: torch.Tensor, sizes: Geometry, choice: Choice, terms: Terms) -> Planner:
-    """A planner for masks of these sizes."""
+def make_planner(
+    heads: torch.Tensor,
+    sizes: Geometry,
+    choice: Choice,
+    terms: Terms,
+    layout: ListLayout | None = None,
+) -> Planner:
+    """A planner for masks of these sizes; its lists are laid out as the backend wants them."""
     shape = (heads.shape[0], heads.shape[1], heads.shape[2])
     wave = terms.wave(sizes, choice)
-    layout = choice.layout(sizes)
+    layout = layout or choice.layout(sizes)
     return Planner(shape, heads.device, wave=wave, seed=terms.seed, layout=layout)
 
 
@@ -190,10 +197,11 @@ def decide(
         calls: that the decision serves, each planned anew; None where looking is free.
     """
     shape, block = (heads.shape[0], heads.shape[1], heads.shape[2]), (sizes.block_q, sizes.block_kv)
+    launches = None
     if not guard.looks(shape, block, calls):
         return guard.leave_alone(shape, block)
     if calls is not None:
-        lengths = device_lengths(heads, planner.wave)
+        lengths, launches = device_lengths(heads, planner.wave)
         nnz = sum(head.nnz for head in lengths)
         if not guard.looks_closely(nnz, shape, block, calls):
             note = "too short a launch to look at its blocks: by the lengths of its rows alone"
@@ -201,7 +209,7 @@ def decide(
             return guard.decide(lengths, *block, uses, note, least)
     capacity = guard.model.capacity_blocks(sizes.block_kv)
     sweeps = planner.sweeps("nnz/shuffled")
-    found = device_statistics(heads, planner.wave, capacity, sweeps, seed)
+    found = device_statistics(heads, planner.wave, capacity, sweeps, seed, launches)
     return guard.decide(found, *block, uses)
 
 

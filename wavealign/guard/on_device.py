@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from wavealign.guard.statistics import (
@@ -16,8 +18,30 @@ from wavealign.planning import rows
 from wavealign.planning.masks import dense_mask
 
 
+@dataclass(frozen=True, eq=False)
+class Launches:
+    """The launch in natural order and by NNZ, on the device.
+
+    Attributes:
+        counts: int32 ``[H, M]``, NNZ of the query blocks.
+        by_nnz: int64 ``[H, M]``, the rows by NNZ.
+        starts: int64 ``[2, H * M]`` by slot, in ticks.
+        tails: float64 ``[2]``, see `HeadStatistics`.
+    """
+
+    counts: torch.Tensor
+    by_nnz: torch.Tensor
+    starts: torch.Tensor
+    tails: torch.Tensor
+
+
 def device_statistics(
-    mask: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor, seed: int = 0
+    mask: torch.Tensor,
+    wave: int,
+    capacity_blocks: int,
+    sweeps: torch.Tensor,
+    seed: int = 0,
+    launches: Launches | None = None,
 ) -> list[HeadStatistics]:
     """What `mask_statistics` says, from a mask on a device.
 
@@ -27,6 +51,7 @@ def device_statistics(
         capacity_blocks: K/V blocks that L2 holds.
         sweeps: int32 ``[H, N]``, the shuffled sweeps (`Planner.sweeps`).
         seed: that they were drawn with.
+        launches: of this mask, where `device_lengths` has made them.
 
     Returns:
         One entry a head; the neighbours' overlap, which no decision rests on, isn't taken.
@@ -36,10 +61,10 @@ def device_statistics(
         return mask_statistics(
             BlockMask.from_dense(kept.cpu().numpy()), wave, capacity_blocks, seed
         )
-    return _on_gpu(kept, wave, capacity_blocks, sweeps)
+    return _on_gpu(kept, wave, capacity_blocks, sweeps, launches)
 
 
-def device_lengths(mask: torch.Tensor, wave: int) -> list[HeadStatistics]:
+def device_lengths(mask: torch.Tensor, wave: int) -> tuple[list[HeadStatistics], Launches | None]:
     """What the lengths of the rows alone say, from a mask on a device.
 
     L2 is taken to hold every K/V block: hit ratios are 1, the working set all of them.
@@ -47,40 +72,40 @@ def device_lengths(mask: torch.Tensor, wave: int) -> list[HeadStatistics]:
     Args:
         mask: bool ``[H, M, N]`` or ``[B, H, M, N]``.
         wave: rows in flight, W.
+
+    Returns:
+        One entry a head, and on a GPU the launches behind them, for `device_statistics`.
     """
     kept = dense_mask(mask)
-    counts = kept.sum(-1, dtype=torch.int32)
-    _, M, N = kept.shape
+    H, M, N = kept.shape
+    launches = None
     if kept.is_cuda:
-        _, tails, _ = _launches(counts, wave)
+        launches = _launches(kept, wave)
+        counts = launches.counts
         rows_of = torch.stack([counts.sum(-1).double(), _spread(counts)], dim=1)
-        table = torch.cat([rows_of, tails.expand(len(counts), 2)], dim=1).tolist()
+        table = torch.cat([rows_of, launches.tails.expand(H, 2)], dim=1).tolist()
     else:
         table = [
             [s.nnz, s.spread, s.tail_original, s.tail_nnz]
             for s in mask_statistics(BlockMask.from_dense(kept.numpy()), wave, N)
         ]
-    return [
+    heads = [
         HeadStatistics(M, N, int(nnz), spread, None, N if nnz else 0, 1.0, 1.0, tail, tail_nnz)
         for nnz, spread, tail, tail_nnz in table
     ]
+    return heads, launches
 
 
-def _launches(counts: torch.Tensor, wave: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The launch in natural order and by NNZ.
-
-    Returns:
-        Starts int64 ``[2, H * M]`` by slot, tails float64 ``[2]`` and, int64 ``[H, M]``, the rows
-        by NNZ.
-    """
+def _launches(kept: torch.Tensor, wave: int) -> Launches:
     from wavealign.planning._phase_kernels import launch_list_schedule
 
+    counts = kept.sum(-1, dtype=torch.int32)
     by_nnz = rows.by_nnz(counts)
     launches = torch.stack([counts.view(-1), counts.gather(-1, by_nnz).view(-1)])
     starts, _ = launch_list_schedule(launches, wave, BLOCK_TICKS, START_TICKS)
     ticks = START_TICKS + BLOCK_TICKS * launches
     tails = (starts + ticks).amax(-1).double() / (ticks.sum(-1).double() / wave)
-    return starts, tails, by_nnz
+    return Launches(counts, by_nnz, starts, tails)
 
 
 def _spread(counts: torch.Tensor) -> torch.Tensor:
@@ -90,20 +115,24 @@ def _spread(counts: torch.Tensor) -> torch.Tensor:
 
 
 def _on_gpu(
-    kept: torch.Tensor, wave: int, capacity_blocks: int, sweeps: torch.Tensor
+    kept: torch.Tensor,
+    wave: int,
+    capacity_blocks: int,
+    sweeps: torch.Tensor,
+    launches: Launches | None = None,
 ) -> list[HeadStatistics]:
     from wavealign.guard._snapshot_kernels import launch_snapshots
 
     H, M, N = kept.shape
-    counts = kept.sum(-1, dtype=torch.int32)
+    made = launches or _launches(kept, wave)
+    counts, starts = made.counts, made.starts
     natural = rows.natural(counts).int().contiguous()
-    starts, tails, by_nnz = _launches(counts, wave)
     identity = torch.arange(N, dtype=torch.int32, device=kept.device).expand(H, N).contiguous()
     capacity = max(1, int(capacity_blocks / max(1.0, wave / M)))
     figures = [counts.sum(-1), kept.any(1).sum(-1)]
     for order, order_sweeps, order_starts, sawtooth in (
         (natural, identity, starts[0], False),
-        (by_nnz.int(), sweeps, starts[1], True),
+        (made.by_nnz.int(), sweeps, starts[1], True),
     ):
         found = launch_snapshots(
             kept, order, counts, order_sweeps, order_starts.view(H, M), wave, WINDOW_WAVES * wave,
@@ -111,7 +140,7 @@ def _on_gpu(
         )  # fmt: skip
         figures += [found[:, 0], found[:, 1]]
     table = torch.stack(
-        [*(f.double() for f in figures), _spread(counts), *(t.expand(H) for t in tails)], dim=1
+        [*(f.double() for f in figures), _spread(counts), *(t.expand(H) for t in made.tails)], dim=1
     )
     return [
         HeadStatistics(

@@ -8,7 +8,7 @@ import torch
 
 from wavealign.attention.backends import Choice
 from wavealign.attention.inputs import Geometry
-from wavealign.attention.plans import Plan, Terms, make_plan
+from wavealign.attention.plans import Plan, Terms, make_plan, make_planner
 from wavealign.guard.decide import Guard
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule, Planner
@@ -42,8 +42,7 @@ class Planners:
                 are N long.
         """
         heads = keep.flatten(0, 1)
-        layout = choice.layout(sizes)
-        planner = self._planner(sizes, choice, layout, heads.device)
+        planner = self._planner(heads, sizes, choice, choice.layout(sizes))
         plan = make_plan(heads, sizes, choice, planner, self._terms, guard, uses=uses)
         return dataclasses.replace(plan, schedule=own_copy(plan.schedule, longest))
 
@@ -52,18 +51,14 @@ class Planners:
     ) -> DeviceSchedule:
         """Lists of a mask for kernels with a row table, valid until the next call."""
         heads = keep.flatten(0, 1)
-        return self._planner(sizes, choice, ListLayout(), heads.device)(heads, policies)
+        return self._planner(heads, sizes, choice, ListLayout())(heads, policies)
 
     def _planner(
-        self, sizes: Geometry, choice: Choice, layout: ListLayout, device: torch.device
+        self, heads: torch.Tensor, sizes: Geometry, choice: Choice, layout: ListLayout
     ) -> Planner:
-        key = (sizes, choice.name, layout, device)
+        key = (sizes, choice.name, layout, heads.device)
         if key not in self._planners:
-            wave = self._terms.wave(sizes, choice)
-            shape = (sizes.batch * sizes.H, sizes.M, sizes.N)
-            self._planners[key] = Planner(
-                shape, device, wave=wave, seed=self._terms.seed, layout=layout
-            )
+            self._planners[key] = make_planner(heads, sizes, choice, self._terms, layout)
         return self._planners[key]
 
 
