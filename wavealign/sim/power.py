@@ -20,12 +20,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+Number = TypeVar("Number", float, FloatArray)
 
 Regime = Literal["single", "steady"]
 REGIMES: tuple[Regime, ...] = ("single", "steady")
@@ -62,21 +63,23 @@ class PowerProfile:
     steady_clock_frac: float
     settle_ms: float
 
-    def mean_clock_frac(self, time_ms: float) -> float:
-        """Mean clock of a single launch under the cap / the clock that it starts with."""
-        share = time_ms / self.settle_ms
-        settled = 1.0 if share == 0 else -math.expm1(-share) / share
-        return self.steady_clock_frac + (1.0 - self.steady_clock_frac) * settled
+    def terms(
+        self, cycles: Number, flops: Number, hbm_bytes: Number, l2_bytes: Number
+    ) -> tuple[Number, Number]:
+        """What f^(1+x) and f are multiplied by in P(f), f in GHz and P in W (pJ x GHz = mW)."""
+        flop_pj = self.flop_pj * math.pow(self.reference_ghz, -self.flop_clock_exponent)
+        moved_pj = hbm_bytes * self.hbm_pj_per_byte + l2_bytes * self.l2_pj_per_byte
+        return flops * flop_pj / cycles * 1e-3, moved_pj / cycles * 1e-3
+
+    def drawn_w(self, clock_ghz: Number, steep: Number, even: Number) -> Number:
+        """P(f), with the factors of `terms`."""
+        risen: Number = clock_ghz ** (1.0 + self.flop_clock_exponent)
+        return self.static_w + steep * risen + even * clock_ghz
 
     def watts(self, clock_ghz: float, work: Work) -> float:
         """P(f) of a launch, in W."""
-        flop_pj = self.flop_pj * math.pow(clock_ghz / self.reference_ghz, self.flop_clock_exponent)
-        per_cycle_pj = (
-            work.flops * flop_pj
-            + work.hbm_bytes * self.hbm_pj_per_byte
-            + work.l2_bytes * self.l2_pj_per_byte
-        ) / work.cycles
-        return self.static_w + per_cycle_pj * clock_ghz * 1e-3  # pJ x GHz = mW
+        steep, even = self.terms(work.cycles, work.flops, work.hbm_bytes, work.l2_bytes)
+        return self.drawn_w(clock_ghz, steep, even)
 
 
 @dataclass(frozen=True)
@@ -154,16 +157,9 @@ def clocks_and_energies(
     bound = np.zeros(cycles.shape, dtype=np.bool_)
     if power is None:
         return Timings(time_ms, clock_ghz, None, bound)
-    # W = static + steep · f^(1+x) + even · f, with f in GHz: pJ x GHz = mW.
     exponent = power.flop_clock_exponent
-    steep = flops * power.flop_pj * power.reference_ghz**-exponent / cycles * 1e-3
-    even = (hbm_bytes * power.hbm_pj_per_byte + l2_bytes * power.l2_pj_per_byte) / cycles * 1e-3
-
-    def watts(f: FloatArray) -> FloatArray:
-        drawn: FloatArray = power.static_w + steep * f ** (1.0 + exponent) + even * f
-        return drawn
-
-    drawn_w = watts(clock_ghz)
+    steep, even = power.terms(cycles, flops, hbm_bytes, l2_bytes)
+    drawn_w = power.drawn_w(clock_ghz, steep, even)
     bound = drawn_w > power.cap_w
     if not bound.any():
         return Timings(time_ms, clock_ghz, drawn_w * time_ms * 1e-3, bound)
@@ -171,7 +167,7 @@ def clocks_and_energies(
     start_ghz = clock_ghz.copy()
     for _ in range(_STEPS):
         slope = steep * (1.0 + exponent) * start_ghz**exponent + even
-        step = np.where(bound, (watts(start_ghz) - power.cap_w) / slope, 0.0)
+        step = np.where(bound, (power.drawn_w(start_ghz, steep, even) - power.cap_w) / slope, 0.0)
         start_ghz = np.maximum(start_ghz - step, _LEAST_GHZ)
         if (np.abs(step) <= _PRECISION * start_ghz).all():
             break
@@ -187,7 +183,7 @@ def clocks_and_energies(
 def _single_ms(power: PowerProfile, start_ms: FloatArray) -> FloatArray:
     """Times of single launches that would take `start_ms` at the clock that they start with.
 
-    The t with t · `mean_clock_frac` (t) = start_ms; the left side is concave in t and rises, so
+    The t with t · f(t) / f1 = start_ms (above); the left side is concave in t and rises, so
     Newton's steps from below never pass the root.
     """
     s, settle_ms = power.steady_clock_frac, power.settle_ms
