@@ -20,10 +20,9 @@ from wavealign.errors import InputError
 from wavealign.methods.importance import attend_with_importance
 from wavealign.methods.select import select_top_k
 from wavealign.methods.steps import (
-    Action,
     Found,
     Memory,
-    SearchSteps,
+    SearchesAtSteps,
     StepCall,
     all_finite,
     check_shares,
@@ -39,7 +38,7 @@ _GOOD_RECALL = 0.8
 
 
 @dataclass(frozen=True)
-class AdaSpa:
+class AdaSpa(SearchesAtSteps):
     """When AdaSpa searches, and what it keeps; the paper's values by default.
 
     Attributes:
@@ -70,21 +69,13 @@ class AdaSpa:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "search_steps", tuple(self.search_steps))
-        SearchSteps(self.search_steps, self.steps)
+        self.when()
         check_shares("1 - sparsity", [1 - self.sparsity])
         if self.head_adaptive and self.sparsity < 1 / 3:
             raise InputError(
                 f"sparsity {self.sparsity} with head-adaptive budgets; (3 s - 1) / 2 must not be "
                 "negative, so expected at least 1/3, or head_adaptive=False."
             )
-
-    def action(self, step: int) -> Action:
-        """See `Rule.action`."""
-        return SearchSteps(self.search_steps, self.steps).action(step)
-
-    def uses(self, step: int) -> int:
-        """See `Rule.uses`."""
-        return SearchSteps(self.search_steps, self.steps).uses(step)
 
     def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
         """See `Rule.search`: full attention, and weights by the log-sum-exp of the memory."""

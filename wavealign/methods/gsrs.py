@@ -22,10 +22,9 @@ from wavealign.errors import InputError
 from wavealign.methods.importance import attend_with_importance
 from wavealign.methods.select import select_top_k, select_top_p
 from wavealign.methods.steps import (
-    Action,
     Found,
     Memory,
-    SearchSteps,
+    SearchesAtSteps,
     StepCall,
     all_finite,
     check_shares,
@@ -41,7 +40,7 @@ SELECTS = ("top-p", "top-k")
 
 
 @dataclass(frozen=True)
-class Gsrs:
+class Gsrs(SearchesAtSteps):
     """When GSRS searches, and what it keeps; the paper's values by default.
 
     Attributes:
@@ -75,7 +74,7 @@ class Gsrs:
     def __post_init__(self) -> None:
         object.__setattr__(self, "search_steps", tuple(self.search_steps))
         object.__setattr__(self, "p", tuple(self.p))
-        SearchSteps(self.search_steps, self.steps)
+        self.when()
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}'; expected {' or '.join(SELECTS)}.")
         if self.select == "top-k":
@@ -89,14 +88,6 @@ class Gsrs:
                 f"{len(self.p)} values of p and {len(self.search_steps)} search steps; expected "
                 "one p for each search."
             )
-
-    def action(self, step: int) -> Action:
-        """See `Rule.action`."""
-        return SearchSteps(self.search_steps, self.steps).action(step)
-
-    def uses(self, step: int) -> int:
-        """See `Rule.uses`."""
-        return SearchSteps(self.search_steps, self.steps).uses(step)
 
     def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
         """See `Rule.search`: attention over the candidates, and their weights."""

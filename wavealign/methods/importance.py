@@ -189,7 +189,9 @@ def attend_with_importance(
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
     if kernel == "auto":
-        fits = q.is_cuda and _has_triton()
+        from wavealign.methods.select import has_triton
+
+        fits = q.is_cuda and has_triton()
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":
@@ -220,12 +222,6 @@ def _refusal(kernel: str, call: Call) -> str | None:
     if kernel == "hopper" and call.diagnostics and call.positions is not None:
         return "has no distances in positions"
     return None
-
-
-def _has_triton() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("triton") is not None
 
 
 def _lacks(kernel: str, q: Tensor) -> str | None:

@@ -63,6 +63,29 @@ class SearchSteps:
         return (later[0] if later else self.steps) - step - 1
 
 
+class SearchesAtSteps:
+    """What a rule that searches at given steps does when: `Rule.action` and `Rule.uses`."""
+
+    search_steps: tuple[int, ...]
+    steps: int
+
+    def when(self) -> SearchSteps:
+        """The steps, checked.
+
+        Raises:
+            InputError: see `SearchSteps`.
+        """
+        return SearchSteps(self.search_steps, self.steps)
+
+    def action(self, step: int) -> Action:
+        """See `Rule.action`."""
+        return self.when().action(step)
+
+    def uses(self, step: int) -> int:
+        """See `Rule.uses`."""
+        return self.when().uses(step)
+
+
 @dataclass(frozen=True, eq=False)
 class StepCall:
     """Queries, keys and values of one layer and branch at a step, in token order.
