@@ -52,6 +52,10 @@ class Site(Protocol):
         """Attention of ``[B, tokens, H, D]``, of which `lengths` says how many count."""
         ...
 
+    def close(self) -> None:
+        """Let go of what it holds outside the processor."""
+        ...
+
 
 class MaskFunction(Protocol):
     """How a mask comes from Q and K.
@@ -117,6 +121,9 @@ class _Site:
                 self.kept.pop(next(iter(self.kept)))
             self.kept[key] = kept
         return kept
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -234,9 +241,7 @@ def disable(transformer: torch.nn.Module) -> None:
         raise InputError(f"this {name} isn't enabled.")
     for module in sites:
         if isinstance(module.processor, _Processor):
-            run = getattr(module.processor._site, "run", None)
-            if run is not None:
-                run.hook.remove()
+            module.processor._site.close()
             module.processor = module.processor._site.original
 
 

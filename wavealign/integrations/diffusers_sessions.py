@@ -87,6 +87,10 @@ class _SessionSite:
             raise InputError("an attention layer was called outside its transformer.")
         return run.session.attend(run.step, self.layer, q, k, v, run.branch)
 
+    def close(self) -> None:
+        """Stop counting steps; the first layer's call does it, the others' do nothing."""
+        self.run.hook.remove()
+
 
 def enable_session(
     transformer: torch.nn.Module,
