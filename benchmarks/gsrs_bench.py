@@ -70,7 +70,7 @@ class Bench:
         with (self.out / "sessions.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"section": section, **values}) + "\n")
 
-    def timed(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float, float]:
+    def timed(self, run: Callable[[], Any]) -> tuple[Any, float, float]:
         """A call's result, its time on the device and the host's time in it, ms.
 
         The device is idle before and after: a wait of the host inside is part of both.

@@ -17,8 +17,8 @@ trajectory of `wavealign.methods.trajectory`, V is random: see `gsrs_inputs`.
 - predict: simulates what `counters` measured, from OUT alone; needs no GPU. Left out by default.
 
 A call's time is that of CUDA events around it, the device idle before and after, planning and the
-waits of the host included. Results are JSON lines, OUT/sessions.jsonl, and OUT/counters.jsonl of
-`counters`. `--seconds`: sections that would begin later are left out. `--small` runs the same code
+waits of the host included. Results are JSON lines: OUT/sessions.jsonl, OUT/measured.runs.jsonl (of
+`counters`). `--seconds`: sections that would begin later are left out. `--small` runs the same code
 on a few tokens on the CPU, Triton interpreted, without meaning.
 """
 
@@ -48,7 +48,7 @@ import torch
 from gsrs_bench import Bench, Reference
 from gsrs_inputs import Steps, clip_source, small_source
 
-from wavealign.masks import BlockMask, load_mask
+from wavealign.masks import BlockMask, load_mask, save_mask
 from wavealign.masks.export import packed
 from wavealign.sessions import Session, make_session
 from wavealign.video.grid import TokenGrid
@@ -58,7 +58,7 @@ COUNTED = ("original", "svd+nnz", "lockstep", "resync")
 SEARCHES = (10, 20, 30, 40)
 P = (0.95, 0.9, 0.85, 0.8)
 PAPER_FACTOR = 13.75
-MASKS = "masks.npz"
+MASKS, COUNTERS = "masks.npz", "measured.runs.jsonl"
 _MASK_BYTES = 3 * 2**20
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -122,7 +122,7 @@ def fastest_dense(bench: Bench, qkv: tuple[torch.Tensor, ...]) -> tuple[str, Att
         try:
             out = attend(*qkv)
             error = reference.error_frac(out, qkv, None)
-            ms = [bench.timed(lambda a=attend: a(*qkv))[1] for _ in range(3)]
+            ms = [bench.timed(functools.partial(attend, *qkv))[1] for _ in range(3)]
         except Exception as problem:  # a backend that doesn't take these sizes
             bench.note("dense", kernel=name, failed=f"{type(problem).__name__}: {problem}"[:300])
             continue
@@ -197,7 +197,7 @@ def session(bench: Bench, steps: Steps) -> None:
     masks: dict[str, BlockMask] = {}
     for step in range(bench.steps):
         q, k = steps.at(step)
-        out, full_ms, full_host = bench.timed(lambda q=q, k=k: dense(q, k, steps.v))
+        out, full_ms, full_host = bench.timed(functools.partial(dense, q, k, steps.v))
         shared.out = out
         rows["full attention"].append(("full", full_ms, full_host))
         labels = list(made)
@@ -205,9 +205,8 @@ def session(bench: Bench, steps: Steps) -> None:
         for label in labels[turn:] + labels[:turn]:
             one = made[label]
             action = one.rule.action(step)
-            _, ms, host_ms = bench.timed(
-                lambda one=one, q=q, k=k: one.attend(step, 0, q, k, steps.v)
-            )
+            call = functools.partial(one.attend, step, 0, q, k, steps.v)
+            _, ms, host_ms = bench.timed(call)
             if action == "full":
                 ms, host_ms = full_ms, full_host
             rows[label].append((action, ms, host_ms))
@@ -274,7 +273,7 @@ def lite(bench: Bench, steps: Steps, count: int, threshold: float) -> None:
     for step in range(count):
         at = round(step * (bench.steps - 1) / max(1, count - 1))
         q, k = steps.at(at)
-        _, ms, host_ms = bench.timed(lambda q=q, k=k, s=step: one.attend(s, 0, q, k, steps.v))
+        _, ms, host_ms = bench.timed(functools.partial(one.attend, step, 0, q, k, steps.v))
         timed.append((one.rule.action(step), ms, host_ms))
         bench.note("lite", step=step, of_trajectory=at, ms=ms, host_ms=host_ms, **bench.memory(),
                    threshold=threshold, density=float(one.mask(0).float().mean()))  # fmt: skip
@@ -310,43 +309,55 @@ def save_masks(bench: Bench, masks: dict[str, BlockMask]) -> None:
 
 
 def counters(bench: Bench, seconds: float) -> None:
-    """`wavealign validate` on the masks of the searches, one process a mask."""
+    """`wavealign validate` on the masks of the searches, all in one process.
+
+    Without a profiler that can read counters, times alone.
+    """
     file = bench.out / MASKS
     if not file.is_file():
         bench.note("counters", skipped=f"no {file.name}; run the section session first")
         return
     with np.load(file) as held:
         keys = list(dict.fromkeys(name.partition("/")[0] for name in held.files))
-    kernel = "fa4" if bench.backend == "fa4" else "triton"
+    rows = bench.work / "counters.jsonl"
+    command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--no-predict",
+               "--backend", "fa4" if bench.backend == "fa4" else "triton", "--no-limit",
+               "--no-check", "--repeats", "5", "--regime", "single", "--regime", "steady",
+               "--seconds", str(seconds), "--out", str(rows)]  # fmt: skip
     for key in keys:
-        rows = bench.work / f"{key}.runs.jsonl"
-        command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--mask", str(file),
-                   "--key", key, "--backend", kernel, "--counters", "--no-predict",
-                   "--no-limit", "--no-check", "--repeats", "5", "--regime", "single",
-                   "--regime", "steady", "--seconds", str(seconds), "--out", str(rows)]  # fmt: skip
-        for policy in COUNTED:
-            command += ["--policy", policy]
+        save_mask(bench.work / f"{key}.npz", load_mask(file, key=key).mask)
+        command += ["--mask", str(bench.work / f"{key}.npz")]
+    for policy in COUNTED:
+        command += ["--policy", policy]
+    for extra in (["--counters"], []):
         rows.unlink(missing_ok=True)
         begun = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(
+            [*command, *extra], stdout=subprocess.PIPE, text=True, timeout=500, check=False
+        )
         took = time.perf_counter() - begun
-        bench.note("counters", mask=key, returncode=done.returncode, seconds=took,
-                   said=done.stdout[-4000:], errors=done.stderr[-1500:])  # fmt: skip
-        bench.say(f"counters of {key}: exit {done.returncode}, {took:.0f} s\n{done.stdout}")
-        if rows.is_file():
-            with (bench.out / "counters.jsonl").open("a", encoding="utf-8") as all_rows:
-                all_rows.write(rows.read_text("utf-8"))
+        bench.note("counters", returncode=done.returncode, seconds=took, options=extra,
+                   said=done.stdout)  # fmt: skip
+        bench.say(f"validate {' '.join(extra)}: exit {done.returncode}, {took:.0f} s")
+        if rows.is_file() and rows.stat().st_size:
+            with (bench.out / COUNTERS).open("a", encoding="utf-8") as kept:
+                kept.write(rows.read_text("utf-8"))
+        if done.returncode == 0:
+            print(done.stdout, flush=True)
+            return
 
 
 def predict(bench: Bench) -> None:
     """A table of what was measured beside what the simulator says of the same masks."""
     from wavealign.sim import simulate
 
-    print("| search | density | policy | regime | L2 hits, measured / simulated | HBM reads | time |")
+    print(
+        "| search | density | policy | regime | L2 hits, measured / simulated | HBM reads | time |"
+    )
     print("|---|---|---|---|---|---|---|")
-    for line in (bench.out / "counters.jsonl").read_text("utf-8").splitlines():
+    for line in (bench.out / COUNTERS).read_text("utf-8").splitlines():
         row = json.loads(line)
-        mask = load_mask(bench.out / MASKS, key=row["mask"].partition(":")[2]).mask
+        mask = load_mask(bench.out / MASKS, key=row["mask"]).mask
         guess = simulate(mask, row["policy"], "h200", row["kernel"], wave=row["wave"],
                          regime=row["regime"], seed=row["seed"])  # fmt: skip
         bench.note("predict", mask=row["mask"], policy=row["policy"], regime=row["regime"],

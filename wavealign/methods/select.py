@@ -104,7 +104,10 @@ def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None 
         bool ``(..., M, N)``.
     """
     N = scores.shape[-1]
-    counts = torch.as_tensor(count, device=scores.device).clamp(1, N)
+    if isinstance(count, Tensor):
+        counts = count.clamp(1, N)
+    else:  # filled there: a number that is copied to a GPU makes the host wait
+        counts = torch.full((), min(max(count, 1), N), device=scores.device)
     counts = counts.reshape(*counts.shape, *[1] * (scores.ndim - 1 - counts.ndim))
     counts = counts.expand(scores.shape[:-1])
 
