@@ -14,7 +14,7 @@ candidates are what the full search selects.
   FlashAttention-4 where it is installed.
 - steps: the masks of p = .9, .85, .8, selected with and without reduced search, and their time.
 - diagnostics: entropy and distance, over the same kernel without them, for every query block and
-  for every 16th.
+  for every 4th, 8th and 16th.
 - tiles: other tile shapes of phase 1.
 
 Each by the Triton kernel, and on Hopper by the Gluon kernel, which without a search is the backend
@@ -63,7 +63,7 @@ TARGETS = (
 )  # fmt: skip
 STEPS = (0.9, 0.85, 0.8)
 SAMPLED_BLOCKS = 8
-DIAGNOSE_EVERY = 16
+DIAGNOSE_EVERY = (4, 8, 16)
 PAPER_FACTOR = 13.75
 
 
@@ -350,9 +350,10 @@ def diagnostics(bench: Bench) -> None:
             label + kind: bench.search(kernel, lists, **wanted).run
             for kind, wanted in kinds.items()
         }
-        call = bench.call(**lists, diagnostics=True, diagnose_every=DIAGNOSE_EVERY)
-        sampled = Search(call, hopper=kernel == "hopper")
-        launches[f"{label}both, every {DIAGNOSE_EVERY}th query block"] = sampled.run
+        for every in DIAGNOSE_EVERY:
+            call = bench.call(**lists, diagnostics=True, diagnose_every=every)
+            sampled = Search(call, hopper=kernel == "hopper")
+            launches[f"{label}both, every {every}th query block"] = sampled.run
         if (kernel, name) == ("triton", "reduced"):
             call = bench.call(**lists, positions=bench.places, diagnostics=True)
             launches[label + "both, in 3 axes"] = Search(call).run
