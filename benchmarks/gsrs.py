@@ -14,7 +14,7 @@ candidates are what the full search selects.
   FlashAttention-4 where it is installed.
 - steps: the masks of p = .9, .85, .8, selected with and without reduced search, and their time.
 - diagnostics: entropy and distance, over the same kernel without them, for every query block and
-  for every 16th.
+  for every 4th, 8th and 16th.
 - tiles: other tile shapes of phase 1.
 
 Each by the Triton kernel, and on Hopper by the Gluon kernel, which without a search is the backend
@@ -63,7 +63,7 @@ TARGETS = (
 )  # fmt: skip
 STEPS = (0.9, 0.85, 0.8)
 SAMPLED_BLOCKS = 8
-DIAGNOSE_EVERY = 16
+DIAGNOSE_EVERY = (4, 8, 16)
 PAPER_FACTOR = 13.75
 
 
@@ -350,9 +350,10 @@ def diagnostics(bench: Bench) -> None:
             label + kind: bench.search(kernel, lists, **wanted).run
             for kind, wanted in kinds.items()
         }
-        call = bench.call(**lists, diagnostics=True, diagnose_every=DIAGNOSE_EVERY)
-        sampled = Search(call, hopper=kernel == "hopper")
-        launches[f"{label}both, every {DIAGNOSE_EVERY}th query block"] = sampled.run
+        for every in DIAGNOSE_EVERY:
+            call = bench.call(**lists, diagnostics=True, diagnose_every=every)
+            sampled = Search(call, hopper=kernel == "hopper")
+            launches[f"{label}both, every {every}th query block"] = sampled.run
         if (kernel, name) == ("triton", "reduced"):
             call = bench.call(**lists, positions=bench.places, diagnostics=True)
             launches[label + "both, in 3 axes"] = Search(call).run
@@ -442,6 +443,8 @@ def compile_ahead(setting: Setting) -> None:
         for kernel in setting.kernels for dense in (True, False) for e, d in flags
         if kernel == "triton" or dense
     ]  # fmt: skip
+    if "hopper" in setting.kernels:
+        variants.append(("hopper", True, {"sampled": True}))
     variants += [(kernel, dense, {"sums": False}) for kernel in setting.kernels
                  for dense in (True, False)]  # fmt: skip
     context = multiprocessing.get_context("spawn")
@@ -454,7 +457,8 @@ def _compile(setting: Setting, kernel: str, dense: bool, options: dict[str, bool
     tokens = 2 * setting.block + setting.grid.tokens % setting.block
     x = torch.zeros(1, tokens, 1, setting.head_dim, device="cuda", dtype=torch.bfloat16)
     kept = None if dense else torch.ones(1, 1, 3, 3, device="cuda", dtype=torch.bool)
-    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept)
+    every = {"diagnostics": True, "diagnose_every": 2} if options.pop("sampled", False) else {}
+    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept, **every)
     Search(call, hopper=kernel == "hopper", **options).run()
     torch.cuda.synchronize()
 

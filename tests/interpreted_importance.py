@@ -37,6 +37,8 @@ def stand_in(
             lse[0, h, rows] = natural.logsumexp(-1) if count else -math.inf
             w = natural.softmax(-1)
             out[0, rows, h] = (w @ values[kept]).to(out.dtype)
+            if u % also.every:
+                continue
             if also.entropy is not None:
                 also.entropy[0, h, rows] = torch.special.entr(w).sum(-1)
             if also.distance is not None:

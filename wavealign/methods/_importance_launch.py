@@ -67,8 +67,9 @@ class Search:
 
     Attributes:
         rounds: (first head, heads) of each launch, heads of all sequences counted through.
-        parts: of the query blocks. Where only some are diagnosed these have a launch of their own,
-            so that the others pay for no accumulators. In each the schedule's order is kept.
+        parts: of the query blocks. Where only some are diagnosed these have a launch of their own
+            by the Triton kernel, so that the others pay for no accumulators; in each the schedule's
+            order is kept. The Hopper kernel has both loops in one launch.
         result: what the launches write.
     """
 
@@ -105,7 +106,8 @@ class Search:
         self._hopper = hopper
         table, *self._lists = _lists(call, listed=hopper)
         every = call.diagnose_every if self._entropy_wanted or self._distance_wanted else 1
-        self.parts = _parts(table, every)
+        self._every = every
+        self.parts = _parts(table, 1 if hopper else every)
         width = call.N if call.schedule is None else call.schedule.indices.shape[-1]
         options: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         head_bytes = 4 * call.block_q * call.M * width
@@ -200,9 +202,7 @@ class Search:
         (q, k, v), H, M = self._sources, call.q.shape[2], call.M
         group = H // k.shape[2]
         counts, starts, indices = self._lists
-        entropy, distance = (
-            t if part.diagnosed else None for t in (result.entropy, result.distance)
-        )
+        entropy, distance = result.entropy, result.distance
         head_floats = call.block_q * M * self._width
         at = first
         while at < first + heads:  # one launch a sequence
@@ -220,6 +220,7 @@ class Search:
                     scratch, self._width,
                     None if entropy is None else entropy[b : b + 1, own],
                     None if distance is None else distance[b : b + 1, own],
+                    self._every,
                 ),
             )  # fmt: skip
             at += own.stop - own.start
