@@ -39,7 +39,7 @@ def table(head: list[str], body: list[list[str]]) -> str:
 
 def runs(rows: list[Row]) -> str:
     """The time of each run, and where it went."""
-    last = {row["session"]: row for row in rows}
+    last = {row["session"]: row for row in rows if "total_ms" in row}
     dense = last.get("full attention", {}).get("total_ms")
     body = []
     for name, row in last.items():
@@ -66,7 +66,7 @@ def searches(found: list[Row], steps: list[Row]) -> str:
         for i, step in enumerate(at):
             row = last[name, step]
             end = at[i + 1] if i + 1 < len(at) else max(calls) + 1
-            reused = [calls[s][name] for s in range(step + 1, end) if s in calls]
+            reused = [calls[s][name] for s in range(step + 1, end) if name in calls.get(s, {})]
             policies: dict[str, int] = defaultdict(int)
             for line in row["policies"]:
                 policies[line.partition(": ")[2].partition(",")[0]] += 1

@@ -29,8 +29,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import subprocess
 import sys
 import time
 import traceback
@@ -44,23 +42,20 @@ if "--small" in sys.argv:
     sys.path.insert(0, str(ROOT / "tests"))
     import interpreter  # noqa: F401 (before anything that imports triton)
 
-import numpy as np
 import torch
 from gsrs_bench import Bench, Reference
+from gsrs_counters import counters, predict, save_masks, to_mask
 from gsrs_inputs import Steps, clip_source, small_source
 
-from wavealign.masks import BlockMask, load_mask, save_mask
-from wavealign.masks.export import packed
+from wavealign.masks import BlockMask
 from wavealign.sessions import Session, make_session
 from wavealign.video.grid import TokenGrid
 
 POLICIES = ("original", "lockstep", "resync", "auto")
-COUNTED = ("original", "svd+nnz", "lockstep", "resync")
 SEARCHES = (10, 20, 30, 40)
 P = (0.95, 0.9, 0.85, 0.8)
 PAPER_FACTOR = 13.75
-MASKS, COUNTERS = "masks.npz", "measured.runs.jsonl"
-_MASK_BYTES = 3 * 2**20
+ERROR_FRAC = 0.02  # of bf16 attention
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -129,7 +124,7 @@ def fastest_dense(bench: Bench, qkv: tuple[torch.Tensor, ...]) -> tuple[str, Att
             continue
         bench.note("dense", kernel=name, ms=ms, error_frac=error)
         bench.say(f"full attention, {name}: {min(ms):.1f} ms, error {error:.1e}")
-        if error < 0.02 and (best is None or min(ms) < best[0]):
+        if error < ERROR_FRAC and (best is None or min(ms) < best[0]):
             best = min(ms), name, attend
     assert best is not None, "no full attention is right"
     return best[1], best[2]
@@ -175,8 +170,8 @@ def check(bench: Bench, steps: Steps, dense: Attend) -> None:
             if name == "gsrs" and step < 2:
                 found |= reference.differing(session.mask(0), qkv, P[step], seen)
             bench.note("check", session=label, step=step, **found)
-            assert found["error_frac"] < 0.02, f"{label}, step {step}: {found}"
-        bench.say(f"checked {label}")
+            right = found["error_frac"] < ERROR_FRAC
+            bench.say(f"{label}, step {step}: {'right' if right else 'WRONG'}, {found}")
 
 
 def session(bench: Bench, steps: Steps) -> None:
@@ -208,23 +203,36 @@ def session(bench: Bench, steps: Steps) -> None:
             one = made[label]
             action = one.rule.action(step)
             call = functools.partial(one.attend, step, 0, q, k, steps.v)
-            _, ms, host_ms = bench.timed(call)
+            try:
+                _, ms, host_ms = bench.timed(call)
+            except Exception as problem:  # the others go on
+                bench.note("run", session=label, failed=f"step {step}: {problem}")
+                bench.say(f"{label} ends at step {step}: {problem}")
+                del made[label]
+                continue
             if action == "full":
                 ms, host_ms = full_ms, full_host
             rows[label].append((action, ms, host_ms))
             if action == "search":
                 bench.note("search", session=label, step=step, ms=ms, host_ms=host_ms,
                            **since(one, spent[label]), policies=told_policies(one))  # fmt: skip
-        if step in searches:
+        if step in searches and "gsrs, original" in made:
             masks[f"step{step}"] = to_mask(bench, made["gsrs, original"], step)
-        told = ", ".join(f"{label} {rows[label][-1][1]:.1f}" for label in labels[:3])
+        told = ", ".join(
+            f"{label} {rows[label][-1][1]:.1f}" for label in labels[:3] if label in made
+        )
         bench.say(f"step {step}: full {full_ms:.1f} ms, {told} ms")
-        bench.note("step", step=step, ms={n: r[-1][1] for n, r in rows.items()},
-                   host_ms={n: r[-1][2] for n, r in rows.items()}, **bench.memory())  # fmt: skip
+        done = {name: timed[-1] for name, timed in rows.items() if len(timed) > step}
+        bench.note("step", step=step, ms={name: ms for name, (_, ms, _) in done.items()},
+                   host_ms={name: ms for name, (*_, ms) in done.items()},
+                   **bench.memory())  # fmt: skip
     for label, timed in rows.items():
+        if len(timed) < bench.steps:
+            continue
         bench.note("run", session=label, **sums(timed), **told_of(made.get(label)))
     overhead(bench, rows)
-    save_masks(bench, masks)
+    if masks:
+        save_masks(bench, masks)
 
 
 def since(session: Session, before: dict[str, float]) -> dict[str, float]:
@@ -272,6 +280,8 @@ def overhead(bench: Bench, rows: dict[str, list[tuple[str, float, float]]]) -> N
     found = {}
     for label in ("gsrs, lockstep", "gsrs, every search over all blocks, lockstep"):
         timed = rows[label]
+        if len(timed) < bench.steps:
+            return
         places = [i for i, (action, *_) in enumerate(timed) if action == "search"]
         found[label] = sum(timed[i][1] - timed[i + 1][1] for i in places[1:] if i + 1 < len(timed))
     reduced, full = found.values()
@@ -294,96 +304,6 @@ def lite(bench: Bench, steps: Steps, count: int, threshold: float) -> None:
         bench.say(f"liteattention, step {step} ({at} of the trajectory): {ms:.0f} ms")
     # The last step marks nothing: its call is attention alone.
     bench.note("run", session=f"liteattention, {count} steps", **sums(timed), **told_of(one))
-
-
-def to_mask(bench: Bench, session: Session, step: int) -> BlockMask:
-    """The blocks in use."""
-    tokens = (bench.grid.tokens, bench.grid.tokens)
-    keep = session.mask(0)[0].cpu().numpy()
-    return BlockMask.from_dense(keep, (bench.block, bench.block), tokens, {"step": step})
-
-
-def save_masks(bench: Bench, masks: dict[str, BlockMask]) -> None:
-    """All in OUT's one file, of as many heads, evenly spread, as fit."""
-    every = 3 if bench.heads >= 6 else 1
-    while True:
-        heads = list(range(0, bench.heads, every))
-        parts = {
-            f"{key}/{name}": array
-            for key, mask in masks.items()
-            for name, array in packed(mask.select_heads(heads)).items()
-        }
-        np.savez_compressed(bench.out / MASKS, **parts)
-        size = (bench.out / MASKS).stat().st_size
-        if size <= _MASK_BYTES or len(heads) < 3:
-            break
-        every += 1
-    bench.note("masks", file=MASKS, heads=heads, bytes=size, keys=list(masks))
-    bench.say(f"{MASKS}: heads {heads}, {size / 1e6:.1f} MB")
-
-
-def counters(bench: Bench, seconds: float) -> None:
-    """`wavealign validate` on the masks of the searches, all in one process.
-
-    Without a profiler that can read counters, times alone.
-    """
-    file = bench.out / MASKS
-    if not file.is_file():
-        bench.note("counters", skipped=f"no {file.name}; run the section session first")
-        return
-    with np.load(file) as held:
-        keys = list(dict.fromkeys(name.partition("/")[0] for name in held.files))
-    rows = bench.work / "counters.jsonl"
-    command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--no-predict",
-               "--backend", "fa4" if bench.backend == "fa4" else "triton", "--no-limit",
-               "--no-check", "--repeats", "5", "--regime", "single", "--regime", "steady",
-               "--seconds", str(seconds), "--out", str(rows)]  # fmt: skip
-    for key in keys:
-        save_mask(bench.work / f"{key}.npz", load_mask(file, key=key).mask)
-        command += ["--mask", str(bench.work / f"{key}.npz")]
-    for policy in COUNTED:
-        command += ["--policy", policy]
-    for extra in (["--counters"], []):
-        rows.unlink(missing_ok=True)
-        begun = time.perf_counter()
-        done = subprocess.run(
-            [*command, *extra], stdout=subprocess.PIPE, text=True, timeout=500, check=False
-        )
-        took = time.perf_counter() - begun
-        bench.note("counters", returncode=done.returncode, seconds=took, options=extra,
-                   said=done.stdout)  # fmt: skip
-        bench.say(f"validate {' '.join(extra)}: exit {done.returncode}, {took:.0f} s")
-        if rows.is_file() and rows.stat().st_size:
-            with (bench.out / COUNTERS).open("a", encoding="utf-8") as kept:
-                kept.write(rows.read_text("utf-8"))
-        if done.returncode == 0:
-            print(done.stdout, flush=True)
-            return
-
-
-def predict(bench: Bench) -> None:
-    """A table of what was measured beside what the simulator says of the same masks."""
-    from wavealign.sim import simulate
-
-    print(
-        "| search | density | policy | regime | L2 hits, measured / simulated | HBM reads | time |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for line in (bench.out / COUNTERS).read_text("utf-8").splitlines():
-        row = json.loads(line)
-        mask = load_mask(bench.out / MASKS, key=row["mask"]).mask
-        guess = simulate(mask, row["policy"], "h200", row["kernel"], wave=row["wave"],
-                         regime=row["regime"], seed=row["seed"])  # fmt: skip
-        bench.note("predict", mask=row["mask"], policy=row["policy"], regime=row["regime"],
-                   l2_hit_frac=guess.l2_hit_frac, hbm_read_bytes=guess.hbm_read_bytes,
-                   time_ms=guess.time_ms)  # fmt: skip
-        hits = [f"{100 * x:.1f}" if x is not None else "–"
-                for x in (row["l2_hit_frac"], guess.l2_hit_frac)]  # fmt: skip
-        read = [f"{x / 1e9:.2f}" if x is not None else "–"
-                for x in (row["hbm_read_bytes"], guess.hbm_read_bytes)]  # fmt: skip
-        print(f"| {row['mask']} | {mask.density:.3f} | {row['policy']} | {row['regime']} | "
-              f"{hits[0]} / {hits[1]} % | {read[0]} / {read[1]} GB | "
-              f"{row['time_ms']:.2f} / {guess.time_ms:.2f} ms |")  # fmt: skip
 
 
 def interpret() -> None:
@@ -469,8 +389,6 @@ def main() -> None:
         if begun - bench.started > given.seconds:
             bench.note(name, skipped=f"{begun - bench.started:.0f} s have passed")
             continue
-        if name in ("counters", "diffusers"):
-            made.clear()
         if bench.device == "cuda" and torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
