@@ -120,6 +120,15 @@ def test_bad_requests(tmp_path, wan):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_first_frame_that_is_given_has_no_timestep(tmp_path, wan):
+    timesteps = torch.zeros(2, GRID.tokens)
+    with torch.no_grad(), capture_qk(wan, tmp_path, Wanted(layers=[0])) as capture:
+        for timestep in (900.0, 500.0):
+            timesteps[:, GRID.height * GRID.width :] = timestep
+            wan(**{**inputs(timestep), "timestep": timesteps})
+    assert [file.name[:7] for file in capture.files] == ["step000", "step001"]
+
+
 SCRIPT = f"""
 import sys, torch, diffusers
 torch.manual_seed(0)

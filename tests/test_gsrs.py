@@ -1,5 +1,6 @@
 """Sessions over a run: GSRS, AdaSpa, LiteAttention, against slow float64 ones; what they refuse."""
 
+import copy
 import itertools
 import math
 import warnings
@@ -235,11 +236,30 @@ def test_a_text_block_can_be_forced():
         ({"p": (1.2, 0.9, 0.85, 0.8)}, "p holds 1.2"),
         ({"p": (0.9, math.nan, 0.85, 0.8)}, "p holds nan"),
         ({"p": (0.95, 0.9)}, "2 values of p and 4 search steps"),
+        ({"search_steps": (10.5, 20, 30, 40)}, r"search steps: 10\.5; expected a whole number"),
+        ({"search_steps": (10, 20, 30, math.nan)}, "search steps: nan"),
+        ({"search_steps": "10,20,30,40"}, "search steps: '10,20,30,40'; expected a sequence"),
+        ({"search_steps": ("10", "20", "30", "40")}, "search steps: '10'"),
+        ({"search_steps": None}, "search steps: None"),
+        ({"p": 0.9}, r"p: 0\.9; expected a sequence"),
+        ({"p": ("0.9",) * 4}, r"p: '0\.9'; expected a number"),
         ({"steps": 0}, "a run of 0 steps"),
+        ({"steps": 49.5}, r"steps: 49\.5"),
+        ({"steps": "50"}, "steps: '50'"),
         ({"block": (128, 0)}, "at least 1"),
+        ({"block": (1.5, 8)}, r"block: 1\.5"),
+        ({"block": 128}, "block: 128; expected a sequence"),
+        ({"grid": (2, 4)}, "expected frames, height and width"),
+        ({"grid": (2, 4, 6.5)}, r"grid: 6\.5"),
+        ({"grid": "2x4x6"}, "grid: '2x4x6'"),
+        ({"backend": "trition"}, "Did you mean 'triton'"),
+        ({"objective": "money"}, "unknown objective"),
+        ({"regime": "stedy"}, "Did you mean 'steady'"),
+        ({"profile": "h300"}, "unknown device"),
         ({"order": "hilbert"}, "needs the token grid"),
         ({"order": "hilbrt"}, "Did you mean 'hilbert'"),
         ({"text_tokens": -1}, "text tokens: -1"),
+        ({"text_tokens": 1.5}, r"text tokens: 1\.5"),
         ({"policy": "lockstp"}, "lockstep"),
     ],
 )
@@ -261,9 +281,38 @@ def test_rules_refuse_what_means_nothing():
         make_session("adaspa", sparsity=1.0)
     with pytest.raises(InputError, match="threshold is nan"):
         make_session("liteattention", threshold=math.nan)
+    with pytest.raises(InputError, match="threshold: '-10'"):
+        make_session("liteattention", threshold="-10")
+    with pytest.raises(InputError, match="warmup=50 in a run of 50 steps"):
+        make_session("liteattention", warmup=50)
+    with pytest.raises(InputError, match=r"warmup: 1\.5"):
+        make_session("liteattention", warmup=1.5)
     with pytest.raises(InputError, match="Did you mean 'gsrs'"):
         make_session("gsr")
     assert SearchSteps((10, 30), 50).uses(10) == 19
+
+
+def test_numbers_of_any_kind_are_numbers():
+    array = np.array([10, 20, 30, 40])
+    for steps in (array, list(array), range(10, 50, 10), torch.from_numpy(array)):
+        rule = make_session("gsrs", search_steps=steps, p=np.array([0.95, 0.9, 0.85, 0.8])).rule
+        assert rule == gsrs.Gsrs()
+        assert [type(step) for step in rule.search_steps] == [int] * 4
+
+
+def test_what_surrounds_a_session_changes_nothing():
+    inputs = run_inputs(12)
+    for name in SESSIONS:
+        own = {"threshold": -1.0} if name == "liteattention" else {"search_steps": (1, 3)}
+        own |= {"p": (0.9, 0.7)} if name == "gsrs" else {}
+        plain, cast, elsewhere = (make_session(name, steps=5, **own, **OPTIONS) for _ in range(3))
+        for step in range(5):
+            q, k, v = inputs(step)
+            wanted = plain.attend(step, 0, q, k, v)
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(cast.attend(np.int64(step), 0, q, k, v), wanted)
+            with torch.device("meta"):  # whatever doesn't say where it is made
+                assert torch.equal(elsewhere.attend(step, 0, q, k, v), wanted)
 
 
 def test_a_wrong_call_leaves_the_session_as_it_was():
@@ -280,6 +329,9 @@ def test_a_wrong_call_leaves_the_session_as_it_was():
         session.attend(2, 0, *inputs(2))
     with pytest.raises(InputError, match="step 5 of a run of 5 steps"):
         session.attend(5, 0, *inputs(2))
+    for none in ("1", None, 1.0):
+        with pytest.raises(InputError, match=f"step: {none!r}; expected a whole number"):
+            session.attend(none, 0, *inputs(1))
     q, k, v = inputs(1)
     with pytest.raises(InputError, match=r"q is \[1, 40, 2, 16\] float32 on cpu at step 1 and was"):
         session.attend(1, 0, q[:, :40], k[:, :40], v[:, :40])
@@ -344,6 +396,18 @@ def test_adaspa_divides_by_the_first_log_sum_exp():
             for u in range(6):
                 assert np.array_equal(masks[step][h, u].numpy(), oracle.top_k(scores[u], 3))
     assert (masks[1].sum(-1) == 3).all()  # round(0.4 · 8) in every row
+
+
+def test_adaspa_says_when_scores_outgrow_the_first_search():
+    q, k, v = run_inputs(9)(0)
+    for cached in (True, False):
+        session = adaspa.Session((0, 1), 0.6, steps=3, cached_lse=cached, **OPTIONS)
+        session.attend(0, 0, q, k, v)
+        if cached:
+            with pytest.raises(InputError, match="far above those of the first search"):
+                session.attend(1, 0, 100 * q, k, v)
+        else:
+            session.attend(1, 0, 100 * q, k, v)
 
 
 def test_adaspa_gives_blocks_from_heads_that_keep_much_to_heads_that_keep_little():
@@ -504,3 +568,72 @@ def test_a_session_under_a_transformer():
     with pytest.raises(InputError, match="Did you mean 'adaspa'"):
         sessions.enable_session(model, "adaspaa")
     assert tuple(SESSIONS) == integration.SESSION_NAMES
+    for wrong in ({"order": "hilbrt"}, {"grid": (2, 4, 6)}, {"text_tokens": 3}):
+        with pytest.raises(InputError, match="Did you mean 'hilbert'|the model says it"):
+            sessions.enable_session(model, "gsrs", steps=4, **{**options, **wrong})
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.disable(model)
+
+
+def test_steps_under_a_transformer_that_cannot_be_counted():
+    pytest.importorskip("diffusers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from test_diffusers import forward, wan
+
+        from wavealign.integrations import diffusers_sessions as sessions
+
+    model, inputs = wan()
+    options = {**OPTIONS, "search_steps": (1, 2), "p": (0.9, 0.8)}
+    sessions.enable_session(model, "gsrs", steps=3, **options)
+
+    def call(at, time):
+        timestep = torch.full_like(inputs["timestep"], time)
+        return forward(at, {**inputs, "timestep": timestep})
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    def break_off(at, time):
+        hook = at.blocks[1].register_forward_pre_hook(broken)
+        with pytest.raises(KeyboardInterrupt):
+            call(at, time)
+        hook.remove()
+
+    break_off(model, 900)  # the first call of a run can be made again
+    for time in (900, 900, 700):
+        call(model, time)
+    other = copy.deepcopy(model)
+    for each in (model, other):
+        assert sessions.session_of(each).statistics.searched == 2
+        call(each, 700)
+        with pytest.raises(InputError, match="call 3 of the transformer at timestep 700, step 1"):
+            call(each, 700)
+        break_off(each, 500)
+        with pytest.raises(InputError, match=r"at timestep 500, was broken off.*restart"):
+            call(each, 500)
+        sessions.restart(each)
+        for time in (900, 700, 500):
+            call(each, time)
+        with pytest.raises(InputError, match="timestep 300 is step 3 of a run of 3 steps"):
+            call(each, 300)
+        assert sessions.session_of(each).statistics.searched == 4
+
+
+def test_tokens_that_are_given_have_no_timestep():
+    """Image to video: the first frame's timestep is 0 at every step."""
+    pytest.importorskip("diffusers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from test_diffusers import forward, wan
+
+        from wavealign.integrations import diffusers_sessions as sessions
+
+    model, inputs = wan()
+    sessions.enable_session(model, "gsrs", steps=2, search_steps=(1,), p=(0.9,), **OPTIONS)
+    frames, height, width = inputs["hidden_states"].shape[2:]
+    timesteps = torch.zeros(2, frames * height * width // 4)
+    for time in (900, 500):
+        timesteps[:, height * width // 4 :] = time
+        forward(model, {**inputs, "timestep": timesteps})
+    assert sessions.session_of(model).statistics.searched == 2

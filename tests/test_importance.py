@@ -211,6 +211,16 @@ def test_triton_kernels_equal_the_definition():
     assert done.stdout.strip() == "done"
 
 
+def test_autocast_leaves_weights_alone():
+    """Products in bfloat16 would make W of float32 inputs wrong in the third digit."""
+    q, k, v = torch.randn(3, 1, 40, 2, 16)
+    plain = attend_with_importance(q, k, v, block=(8, 8), diagnostics=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend_with_importance(q, k, v, block=(8, 8), diagnostics=True)
+    for name in ("out", "lse", "weights", "entropy", "distance"):
+        assert torch.equal(getattr(found, name), getattr(plain, name)), name
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -221,13 +231,15 @@ def test_triton_kernels_equal_the_definition():
         ({"q": torch.zeros(1, 8, 3, 4)}, "K/V heads that divide"),
         ({"q": torch.zeros(1, 8, 2, 4, requires_grad=True)}, "no backward pass"),
         ({"block": (0, 4)}, "at least 1"),
+        ({"block": (4.5, 4)}, "block: 4.5; expected a whole number"),
+        ({"block": 4}, "expected a sequence"),
         ({"candidates": torch.ones(1, 2, 2, 3, dtype=torch.bool)}, r"expected \[1 or 1, 2, 2, 2\]"),
         ({"candidates": torch.ones(1, 2, 2, 2)}, "expected torch.bool"),
         ({"reference_lse": torch.zeros(2, 8)}, "expected \\[B, H, tokens\\]"),
         ({"positions": torch.zeros(7, 3)}, r"expected \[8, axes\]"),
         ({"positions": torch.zeros(8, 4)}, "4 axes"),
         ({"diagnostics": True, "diagnose_every": 0}, "expected at least 1"),
-        ({"diagnostics": True, "diagnose_every": 0.5}, "a number of query blocks"),
+        ({"diagnostics": True, "diagnose_every": 0.5}, "a whole number"),
         ({"diagnose_every": 2}, "diagnose_every=2 without diagnostics"),
         ({"kernel": "cuda"}, "unknown kernel"),
         ({"kernel": "triton"}, "takes bfloat16 and float16, not float32; kernel='torch'"),

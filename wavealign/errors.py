@@ -31,6 +31,6 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
         valid: every name that would have been accepted.
     """
     names = list(valid)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return InputError(f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}.")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from wavealign.attention.backends import Choice, choose_backend, rows_in_flight
+from wavealign.attention.backends import BACKENDS, Choice, choose_backend, rows_in_flight
 from wavealign.attention.inputs import Geometry, Sequences, check_mask, geometry
-from wavealign.errors import InputError
-from wavealign.guard.decide import Decision, Guard
+from wavealign.errors import InputError, unknown_name
+from wavealign.guard.decide import OBJECTIVES, Decision, Guard
 from wavealign.guard.model import CostModel
 from wavealign.guard.on_device import device_lengths, device_statistics
 from wavealign.masks.block_mask import BlockMask
@@ -60,6 +60,9 @@ class Terms:
         backend: see `choose_backend`.
         objective: the guard's, ``"time"`` or ``"energy"``.
         seed: of the sweeps.
+
+    Raises:
+        InputError: unknown names.
     """
 
     policy: str = "auto"
@@ -71,6 +74,12 @@ class Terms:
     def __post_init__(self) -> None:
         if self.policy != "auto":
             Recipe.parse(self.policy)
+        if self.backend not in BACKENDS:
+            raise unknown_name("backend", self.backend, BACKENDS)
+        if self.objective not in OBJECTIVES:
+            raise unknown_name("objective", self.objective, OBJECTIVES)
+        if self.device_profile is not None:
+            load_device(self.device_profile)
 
     def guard(self, sizes: Geometry, choice: Choice, head_dim: int, regime: str) -> Guard:
         """A guard for launches of these sizes.

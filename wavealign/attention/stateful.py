@@ -18,10 +18,11 @@ from wavealign.attention.plans import (
     fitting_choice,
     make_planner,
 )
-from wavealign.errors import InputError
+from wavealign.errors import InputError, unknown_name
 from wavealign.guard.decide import Decision, Guard
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import Planner
+from wavealign.sim.power import REGIMES
 
 _MOST_SHAPES = 16  # of calls that are remembered; the oldest goes
 _SAMPLED_ROW = 16  # every so many rows of a mask tell how much it has changed
@@ -157,6 +158,8 @@ class Attention:
         Raises:
             InputError: unknown names.
         """
+        if regime not in REGIMES:
+            raise unknown_name("regime", regime, REGIMES)
         self._buffers = buffers or Buffers()
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()
@@ -284,7 +287,7 @@ class Attention:
             state.overlap = overlap
             return
         with torch.inference_mode(False):
-            state.overlap = torch.empty((), pin_memory=True)
+            state.overlap = torch.empty((), device="cpu", pin_memory=True)
         state.overlap.copy_(overlap, non_blocking=True)
         state.overlap_event = torch.cuda.Event()
         state.overlap_event.record()

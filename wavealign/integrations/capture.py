@@ -124,7 +124,8 @@ class Capture:
             timestep = next(
                 (a for a in arguments[1:] if isinstance(a, Tensor) and a.ndim < 2), None
             )
-        value = float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else timestep
+        # Of tokens that are given (image to video) the timestep is 0 all along.
+        value = float(timestep.max()) if isinstance(timestep, Tensor) else timestep
         self._first_call = value is None or value != self._timestep
         self._timestep = value
         self._step += self._first_call

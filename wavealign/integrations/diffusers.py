@@ -143,6 +143,8 @@ class _Processor:
         self._site = site
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_site":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self._site.original, name)
 
     def __call__(

@@ -1,9 +1,10 @@
 """GSRS, AdaSpa or LiteAttention under a diffusers video transformer: `enable_session`.
 
 A session counts denoising steps; a transformer is only called. Steps are told apart by the
-timestep that it is called with: another value is the next step, the same value again the next
+timestep that it is called with: a lower value is the next step, the same value again the next
 branch of the guidance (conditional, then unconditional, as diffusers calls them), and a higher
 value than before another run, which begins anew (`restart` says so where one was broken off).
+Schedulers that evaluate a timestep twice can't be told from guidance, and are refused.
 """
 
 from __future__ import annotations
@@ -35,26 +36,62 @@ class _Run:
     timestep: float | None = None
     step: int = 0
     call: int = 0
-    hook: Any = field(default=None, repr=False)
+    calls: int = 0  # at the first step: one for each branch
+    running: bool = False  # a call that began and didn't end
+    hooks: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def branch(self) -> str:
         return BRANCHES[self.call] if self.call < len(BRANCHES) else f"call {self.call}"
 
+    @torch.compiler.disable
     def begin_call(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Before the transformer runs: which step and branch this is."""
         timestep = named.get("timestep", arguments[1] if len(arguments) > 1 else None)
         if timestep is None:
             raise InputError("the transformer was called without a timestep; a session counts it.")
-        value = float(timestep.flatten()[0] if isinstance(timestep, torch.Tensor) else timestep)
-        if self.timestep is None or value > self.timestep:
-            self.step, self.call = 0, 0
+        # Of tokens that are given (image to video) the timestep is lower: 0.
+        value = float(timestep.max() if isinstance(timestep, torch.Tensor) else timestep)
+        step, call = self._place(value)
+        if (step, call) == (0, 0):
             self._begin_run(model, arguments, named)
-        elif value == self.timestep:
-            self.call += 1
-        else:
-            self.step, self.call = self.step + 1, 0
-        self.timestep = value
+        self.step, self.call, self.timestep = step, call, value
+        self.calls = call + 1 if step == 0 else self.calls
+        self.running = True
+
+    def end_call(self, *_: Any) -> None:
+        """After the transformer ran."""
+        self.running = False
+
+    def _place(self, value: float) -> tuple[int, int]:
+        """Step, and call within the step, of a timestep."""
+        before = self.timestep
+        if before is None or value > before:
+            return 0, 0
+        if self.running:
+            if value == before and (self.step, self.call) == (0, 0):
+                return 0, 0
+            raise InputError(
+                f"the call of the transformer before this one, at timestep {before:g}, was broken "
+                "off, and some layers are a step ahead of others; expected a new run: "
+                "restart(transformer)."
+            )
+        if value < before:
+            if self.step + 1 >= self.options["steps"]:
+                raise InputError(
+                    f"timestep {value:g} is step {self.step + 1} of a run of "
+                    f"{self.options['steps']} steps (from 0); expected as many as "
+                    "enable_session(steps=...) says, or a new run: restart(transformer)."
+                )
+            return self.step + 1, 0
+        if self.step and self.call + 1 >= self.calls:
+            raise InputError(
+                f"call {self.call + 2} of the transformer at timestep {value:g}, step {self.step}; "
+                f"there were {self.calls} at the first step. Expected a scheduler that evaluates "
+                "each timestep once, and guidance from the first step on; after a step that was "
+                "broken off, restart(transformer)."
+            )
+        return self.step, self.call + 1
 
     def _begin_run(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         sizes = [named.get(name) for name in ("num_frames", "height", "width")]
@@ -89,7 +126,8 @@ class _SessionSite:
 
     def close(self) -> None:
         """Stop counting steps; the first layer's call does it, the others' do nothing."""
-        self.run.hook.remove()
+        for hook in self.run.hooks:
+            hook.remove()
 
 
 def enable_session(
@@ -109,7 +147,8 @@ def enable_session(
         transformer: a Wan or LTX transformer of diffusers (``pipe.transformer``).
         method: one of `wavealign.sessions.SESSIONS`.
         steps: denoising steps of a run (``num_inference_steps``); a method's search steps are
-            among them.
+            among them. Where two transformers share a run (Wan2.2), the steps of this one, which
+            count from its own first.
         min_tokens: shorter sequences go to the model's own attention.
         options: of the session (search_steps, p, block, profile, policy, backend, ...), but its
             grid, which is the model's.
@@ -128,12 +167,18 @@ def enable_session(
         raise unknown_name("session", method, SESSIONS)
     if any(isinstance(site.processor, _Processor) for site in sites):
         raise InputError(f"this {name} is enabled already; disable it first.")
+    for given in ("grid", "text_tokens"):
+        if given in options:
+            raise InputError(f"{given}={options[given]}: the model says it; leave it out.")
     options = {**options, "steps": steps}
     # What can be wrong with them shows now, not in the middle of a run.
-    make_session(method, **{**options, "order": "raster"})
+    make_session(method, grid=TokenGrid(1, 1, 1), **options)
     run = _Run(method, options)
     padding = Padding()
-    run.hook = transformer.register_forward_pre_hook(run.begin_call, with_kwargs=True)
+    run.hooks = [
+        transformer.register_forward_pre_hook(run.begin_call, with_kwargs=True),
+        transformer.register_forward_hook(run.end_call),
+    ]
     for layer, module in enumerate(sites):
         site = _SessionSite(run, layer, min_tokens, padding, module.processor)
         module.processor = _Processor(site)

@@ -9,7 +9,7 @@ their attention give blocks to those that keep least.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.methods.importance import attend_with_importance
+from wavealign.methods.numbers import number, share, whole_numbers
 from wavealign.methods.select import select_top_k
 from wavealign.methods.steps import (
     Found,
@@ -25,7 +26,6 @@ from wavealign.methods.steps import (
     SearchesAtSteps,
     StepCall,
     all_finite,
-    check_shares,
     keep_text,
 )
 
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["AdaSpa", "Session", "head_budgets"]
 
 _GOOD_RECALL = 0.8
+_OVERFLOW = (
+    "NaN or infinity in the scores of q and k, or scores so far above those of the first search "
+    "that its log-sum-exp can't divide them; expected finite numbers, or cached_lse=False"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class AdaSpa(SearchesAtSteps):
 
     takes_schedule: ClassVar[bool] = False
 
-    search_steps: tuple[int, ...] = (10, 30)
+    search_steps: Sequence[int] = (10, 30)
     sparsity: float = 0.8
     steps: int = 50
     head_adaptive: bool = True
@@ -68,9 +72,10 @@ class AdaSpa(SearchesAtSteps):
     name: str = "adaspa"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "search_steps", tuple(self.search_steps))
+        found = whole_numbers("search steps", self.search_steps)
+        object.__setattr__(self, "search_steps", found)
         self.when()
-        check_shares("1 - sparsity", [1 - self.sparsity])
+        share("1 - sparsity", 1 - number("sparsity", self.sparsity))
         if self.head_adaptive and self.sparsity < 1 / 3:
             raise InputError(
                 f"sparsity {self.sparsity} with head-adaptive budgets; (3 s - 1) / 2 must not be "
@@ -90,9 +95,12 @@ class AdaSpa(SearchesAtSteps):
         keep = select_top_k(found.weights, counts)
         if self.dense_text:
             keep = keep_text(keep, call)
-        if self.cached_lse and memory.lse is None:
+        finite = all_finite(found.weights, found.lse)
+        if memory.lse is not None:
+            return Found(found.out, keep, memory, finite, _OVERFLOW)
+        if self.cached_lse:
             memory = Memory(lse=found.lse)
-        return Found(found.out, keep, memory, all_finite(found.weights, found.lse))
+        return Found(found.out, keep, memory, finite)
 
 
 def head_budgets(weights: Tensor, sparsity: float) -> Tensor:

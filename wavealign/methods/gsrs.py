@@ -12,7 +12,7 @@ what the paper's text leaves open (its block size, how it treats text) are optio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.methods.importance import attend_with_importance
+from wavealign.methods.numbers import share, shares, whole_numbers
 from wavealign.methods.select import select_top_k, select_top_p
 from wavealign.methods.steps import (
     Found,
@@ -27,7 +28,6 @@ from wavealign.methods.steps import (
     SearchesAtSteps,
     StepCall,
     all_finite,
-    check_shares,
     keep_text,
 )
 
@@ -62,8 +62,8 @@ class Gsrs(SearchesAtSteps):
 
     takes_schedule: ClassVar[bool] = True
 
-    search_steps: tuple[int, ...] = (10, 20, 30, 40)
-    p: tuple[float, ...] = (0.95, 0.9, 0.85, 0.8)
+    search_steps: Sequence[int] = (10, 20, 30, 40)
+    p: Sequence[float] = (0.95, 0.9, 0.85, 0.8)
     steps: int = 50
     select: str = "top-p"
     keep: float = 0.2
@@ -72,17 +72,17 @@ class Gsrs(SearchesAtSteps):
     name: str = "gsrs"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "search_steps", tuple(self.search_steps))
-        object.__setattr__(self, "p", tuple(self.p))
+        found = whole_numbers("search steps", self.search_steps)
+        object.__setattr__(self, "search_steps", found)
         self.when()
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}'; expected {' or '.join(SELECTS)}.")
         if self.select == "top-k":
-            check_shares("keep", [self.keep])
+            share("keep", self.keep)
             if self.reduced:
                 raise InputError("top-k with reduced search keeps its first mask; reduced=False.")
             return
-        check_shares("p", self.p)
+        object.__setattr__(self, "p", shares("p", self.p))
         if len(self.p) != len(self.search_steps):
             raise InputError(
                 f"{len(self.p)} values of p and {len(self.search_steps)} search steps; expected "

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wavealign._extras import require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
+from wavealign.methods.numbers import block_size, whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,9 +196,12 @@ def attend_with_importance(
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":
+        import torch
+
         from wavealign.methods._importance_chunked import attend_chunked
 
-        return attend_chunked(call)
+        with torch.autocast(q.device.type, enabled=False):
+            return attend_chunked(call)
     if reason := _refusal(kernel, call):
         raise InputError(f"kernel='{kernel}' {reason}; kernel='torch' takes it.")
     require("triton", "gpu", f"kernel='{kernel}'")
@@ -258,18 +262,15 @@ def check_call(
         InputError: what doesn't fit together.
     """
     _check_sequences(q, k, v)
-    if len(block) != 2 or min(block) < 1:
-        raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
-    if isinstance(diagnose_every, bool) or not isinstance(diagnose_every, int):
-        raise InputError(f"diagnose_every={diagnose_every!r}; expected a number of query blocks.")
-    if diagnose_every < 1:
+    block_q, block_kv = block_size(block)
+    if whole_number("diagnose_every", diagnose_every) < 1:
         raise InputError(f"diagnose_every={diagnose_every}; expected at least 1.")
     if diagnose_every > 1 and not diagnostics:
         raise InputError(f"diagnose_every={diagnose_every} without diagnostics=True.")
     if candidates is not None and candidates.ndim == 3:
         candidates = candidates[None]
     call = Call(
-        q, k, v, int(block[0]), int(block[1]),
+        q, k, v, block_q, block_kv,
         candidates, schedule, reference_lse, diagnostics, positions, diagnose_every,
     )  # fmt: skip
     B, tokens, H, _ = q.shape

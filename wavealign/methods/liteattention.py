@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
-from wavealign.methods.steps import Action, Found, Memory, SearchSteps, StepCall, keep_text
+from wavealign.methods.numbers import number, whole_number
+from wavealign.methods.steps import (
+    Action,
+    Found,
+    Memory,
+    SearchSteps,
+    StepCall,
+    keep_text,
+)
 
 if TYPE_CHECKING:
     from wavealign.sessions.named import LiteAttentionSession as Session
@@ -55,8 +63,13 @@ class LiteAttention:
     name: str = "liteattention"
 
     def __post_init__(self) -> None:
-        SearchSteps((self.warmup,), self.steps)
-        if not math.isfinite(self.threshold):
+        SearchSteps((0,), self.steps)
+        if not 0 <= whole_number("warmup", self.warmup) < self.steps:
+            raise InputError(
+                f"warmup={self.warmup} in a run of {self.steps} steps; expected 0 to "
+                f"{self.steps - 1}."
+            )
+        if not math.isfinite(number("threshold", self.threshold)):
             raise InputError(f"threshold is {self.threshold}; expected a finite number.")
 
     def action(self, step: int) -> Action:

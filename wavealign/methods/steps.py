@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.methods.importance import Lists
+from wavealign.methods.numbers import whole_number, whole_numbers
 
 Action = Literal["full", "search", "reuse"]
 
@@ -31,13 +32,15 @@ class SearchSteps:
         steps: of the run.
 
     Raises:
-        InputError: no search step, steps out of order, or beyond the run.
+        InputError: no search step, steps out of order or beyond the run, or what is no step.
     """
 
-    search: tuple[int, ...]
+    search: Sequence[int]
     steps: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "search", whole_numbers("search steps", self.search))
+        object.__setattr__(self, "steps", whole_number("steps", self.steps))
         if self.steps < 1:
             raise InputError(f"a run of {self.steps} steps; expected at least 1.")
         found = list(self.search)
@@ -66,7 +69,7 @@ class SearchSteps:
 class SearchesAtSteps:
     """What a rule that searches at given steps does when: `Rule.action` and `Rule.uses`."""
 
-    search_steps: tuple[int, ...]
+    search_steps: Sequence[int]
     steps: int
 
     def when(self) -> SearchSteps:
@@ -137,12 +140,14 @@ class Found:
         keep: bool ``[B, H, M, N]``, the blocks of the next steps.
         memory: for the next search.
         finite: bool, 0-dimensional, on the device: whether all scores were numbers.
+        otherwise: what it means if they weren't.
     """
 
     out: Tensor
     keep: Tensor
     memory: Memory
     finite: Tensor
+    otherwise: str = "NaN or infinity in the scores of q and k; expected finite numbers"
 
 
 class Rule(Protocol):
@@ -192,14 +197,3 @@ def all_finite(*tensors: Tensor) -> Tensor:
     """
     flags = [(t < float("inf")).all() for t in tensors]
     return torch.stack(flags).all()
-
-
-def check_shares(name: str, values: Sequence[float]) -> None:
-    """Raise unless all are above 0 and up to 1.
-
-    Raises:
-        InputError: naming the first that isn't.
-    """
-    for value in values:
-        if not 0 < value <= 1:
-            raise InputError(f"{name} holds {value}; expected shares above 0 and up to 1.")

@@ -57,7 +57,7 @@ def _on_cpu(
     H, M = order.shape
     free = np.zeros(wave, dtype=np.int64)
     identity = np.arange(columns, dtype=np.int32)
-    skips = torch.zeros(H, M, dtype=torch.int32)
+    skips = torch.zeros(H, M, dtype=torch.int32, device="cpu")
     for h in range(H):
         length = counts[h].numpy().astype(np.int64)
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])

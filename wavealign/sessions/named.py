@@ -30,7 +30,7 @@ class GsrsSession(Session):
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
-        rule = Gsrs(tuple(search_steps), tuple(p), steps, reduced=reduced, dense_text=dense_text)
+        rule = Gsrs(search_steps, p, steps, reduced=reduced, dense_text=dense_text)
         super().__init__(rule, block=block, **options)
 
 
@@ -48,9 +48,7 @@ class TopKSession(Session):
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
-        rule = Gsrs(
-            tuple(search_steps), (), steps, "top-k", keep, False, dense_text, "topk"
-        )  # fmt: skip
+        rule = Gsrs(search_steps, (), steps, "top-k", keep, False, dense_text, "topk")
         super().__init__(rule, block=block, **options)
 
 
@@ -73,7 +71,7 @@ class AdaSpaSession(Session):
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
-        rule = AdaSpa(tuple(search_steps), sparsity, steps, head_adaptive, cached_lse, dense_text)
+        rule = AdaSpa(search_steps, sparsity, steps, head_adaptive, cached_lse, dense_text)
         super().__init__(rule, block=block, **options)
 
 

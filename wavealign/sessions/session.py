@@ -17,13 +17,15 @@ from wavealign.attention.backends import Choice
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.inputs import Geometry, Sequences, check_fit
 from wavealign.attention.plans import Plan, Terms, fitting_choice
-from wavealign.errors import InputError
+from wavealign.errors import InputError, unknown_name
 from wavealign.guard.decide import Guard
+from wavealign.methods.numbers import block_size, whole_number, whole_numbers
 from wavealign.methods.steps import Found, Memory, Rule, StepCall
 from wavealign.planning.masks import mask_from_packed
 from wavealign.sessions.plans import Planners, pack
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
+from wavealign.sim.power import REGIMES
 from wavealign.video.grid import TokenGrid
 
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -56,7 +58,8 @@ class Session:
     """A method's run, called for every layer at every step.
 
     A call that raises leaves the session as it was: the same call can be made again with other
-    inputs, or `reset` begins anew.
+    inputs, or `reset` begins anew. Calls come one at a time, on one stream: layers share the
+    buffers that plans are made in.
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
     bytes for the schedule and ``B·H·M·N / 8`` for each of the mask and the candidates.
@@ -99,15 +102,18 @@ class Session:
                 torch's scaled_dot_product_attention.
 
         Raises:
-            InputError: unknown names, sizes below 1.
+            InputError: unknown names, sizes that are no whole numbers or below 1.
         """
-        if len(block) != 2 or min(block) < 1:
-            raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
         if grid is not None and not isinstance(grid, TokenGrid):
-            grid = TokenGrid(*grid)
+            sizes = whole_numbers("grid", grid)
+            if len(sizes) != 3:
+                raise InputError(f"grid={grid}; expected frames, height and width in tokens.")
+            grid = TokenGrid(*sizes)
+        if regime not in REGIMES:
+            raise unknown_name("regime", regime, REGIMES)
         self.rule = rule
-        self._block = (int(block[0]), int(block[1]))
-        self._order = TokenOrder(order, grid, text_tokens)
+        self._block = block_size(block)
+        self._order = TokenOrder(order, grid, whole_number("text tokens", text_tokens))
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._regime, self._check_finite = regime, check_finite
         self._full = full_attention or _torch_attention
@@ -169,7 +175,7 @@ class Session:
             branch: of the guidance; what is found for one is never used for another.
 
         Returns:
-            ``[B, L, H, D]``.
+            ``[B, L, H, D]``, in the dtype of q (autocast has no say).
 
         Raises:
             InputError: a step that is called twice, skipped or beyond the run, a change of shape,
@@ -177,7 +183,23 @@ class Session:
                 scores of a search.
             MissingCapabilityError: no backend for these inputs, at the first step.
         """
+        step = whole_number(f"layer {layer}, branch '{branch}': step", step)
         site = self._site(step, layer, branch, q, k, v)
+        # Autocast would take products of float32 in 16 bits, and weigh other blocks.
+        with torch.autocast(q.device.type, enabled=False):
+            return self._go_on(site, step, layer, branch, q, k, v)
+
+    def _go_on(
+        self,
+        site: _Site,
+        step: int,
+        layer: int,
+        branch: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        """The step of a layer whose call was checked."""
         action = self.rule.action(step)
         watch, device = self._tally.watch, q.device
         records = None
@@ -282,8 +304,8 @@ class Session:
         finite, blocks = torch.stack([found.finite.int(), longest]).tolist()
         if not finite:
             raise InputError(
-                f"layer {layer}, branch '{branch}', step {step}: NaN or infinity in the scores of "
-                "q and k; expected finite numbers. The session is as it was before this call."
+                f"layer {layer}, branch '{branch}', step {step}: {found.otherwise}. The session is "
+                "as it was before this call."
             )
         return int(blocks)
 
