@@ -569,7 +569,7 @@ def test_a_session_under_a_transformer():
         sessions.enable_session(model, "adaspaa")
     assert tuple(SESSIONS) == integration.SESSION_NAMES
     for wrong in ({"order": "hilbrt"}, {"grid": (2, 4, 6)}, {"text_tokens": 3}):
-        with pytest.raises(InputError, match="Did you mean 'hilbert'|the model says it"):
+        with pytest.raises(InputError, match=r"Did you mean 'hilbert'|the model says it"):
             sessions.enable_session(model, "gsrs", steps=4, **{**options, **wrong})
     with pytest.raises(InputError, match="isn't enabled"):
         integration.disable(model)
