@@ -105,6 +105,19 @@ def test_distance_in_an_order_or_on_the_grid(folder):
     assert grid["entropy_nats"] == pytest.approx(entropy, rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [None, 1, 5, 7])
+def test_distance_of_uniform_attention(count):
+    """The closed form against all distances."""
+    q, k = torch.zeros(7, 4), torch.randn(7, 4)
+    found = diagnostics.diagnose_head(q, k, rows=count)
+    chosen = np.arange(7) if count is None else (np.arange(count) * 2 + 1) * 7 // (2 * count)
+    away = np.abs(chosen[:, None] - np.arange(7)).mean()
+    assert found.distance == pytest.approx(away)
+    assert found.distance_frac == pytest.approx(1)
+    alone = diagnostics.diagnose_head(q[:1], k[:1])
+    assert (alone.distance, alone.distance_frac) == (0, 0)
+
+
 def test_uniform_attention_is_the_unit():
     q, k = torch.zeros(96, 8), torch.randn(96, 8)
     found = diagnostics.diagnose_head(q, k)

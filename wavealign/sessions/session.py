@@ -219,7 +219,7 @@ class Session:
             with watch.measure("planned", device):
                 site = self._remember(site, found, self.rule.uses(step), longest)
             policies = tuple(dict.fromkeys(site.plan.policies)) if site.plan is not None else ()
-            density = found.keep.float().mean()
+            density = found.keep.mean(dtype=torch.float32)
             records = (step, layer, branch, density, evaluated, policies)
         self._sites[layer, branch] = dataclasses.replace(site, next_step=step + 1)
         self._tally.calls[action] += 1
@@ -313,7 +313,7 @@ class Session:
         bits = site.memory.candidates
         if bits is None:
             return None
-        return mask_from_packed(bits, site.sizes.N).float().mean()
+        return mask_from_packed(bits, site.sizes.N).mean(dtype=torch.float32)
 
     def _remember(self, site: _Site, found: Found, uses: int, longest: int | None) -> _Site:
         memory, plan = found.memory, None
