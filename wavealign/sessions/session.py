@@ -42,6 +42,7 @@ class _Site:
         memory: the rule's; candidates as packed bits.
         plan: of the blocks in use; None before the first search.
         keep: these blocks, packed.
+        first_policies: of the first plan, one a head; empty before it.
     """
 
     signature: tuple[object, ...]
@@ -52,6 +53,7 @@ class _Site:
     memory: Memory = dataclasses.field(default_factory=Memory)
     plan: Plan | None = None
     keep: torch.Tensor | None = None
+    first_policies: tuple[str, ...] = ()
 
 
 class Session:
@@ -62,7 +64,8 @@ class Session:
     buffers that plans are made in.
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
-    bytes for the schedule and ``B·H·M·N / 8`` for each of the mask and the candidates.
+    bytes for the schedule, ``B·H·M·N / 8`` for each of the mask and the candidates, and ``4·B·H·L``
+    where the rule keeps a log-sum-exp.
     """
 
     def __init__(
@@ -288,10 +291,11 @@ class Session:
         if memory.candidates is not None:
             candidates = mask_from_packed(memory.candidates, site.sizes.N)
             memory = dataclasses.replace(memory, candidates=candidates)
-            if site.plan is not None and self.rule.takes_schedule:
-                # The search reads its candidates in the order that was chosen for the first mask.
+            if site.first_policies and self.rule.takes_schedule:
+                # The candidates are the first mask: what was chosen for it fits, and what was
+                # chosen for a sparser one since may not.
                 schedule = self._planners.lists(
-                    candidates, site.sizes, site.choice, site.plan.policies
+                    candidates, site.sizes, site.choice, site.first_policies
                 )
         call = StepCall(step, q, k, v, self._block, self._order.text_tokens, schedule)
         return self.rule.search(call, memory, lambda: self._by_plan(site, q, k, v))
@@ -326,7 +330,8 @@ class Session:
             memory = dataclasses.replace(memory, candidates=kept)
         elif memory.candidates is not None:
             memory = dataclasses.replace(memory, candidates=site.memory.candidates)
-        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept)
+        first = site.first_policies or (plan.policies if plan is not None else ())
+        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
 
 
 def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
