@@ -94,6 +94,25 @@ def test_selection_never_asks_for_a_value():
         scores.sum().item()
 
 
+@pytest.mark.gpu
+def test_selection_waits_for_nothing():
+    scores = torch.rand(1, 4, 9, 9, device="cuda")
+    among = torch.rand(scores.shape, device="cuda") < 0.5
+
+    def select_all():
+        select.select_top_p(scores, 0.9, among)
+        select.select_top_k(scores, 3, among)
+        select.select_top_k(scores, adaspa.head_budgets(scores, 0.8))
+
+    select_all()  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        select_all()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 # --- the run of GSRS -------------------------------------------------------------------------
 
 

@@ -104,7 +104,9 @@ def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None 
         bool ``(..., M, N)``.
     """
     N = scores.shape[-1]
-    counts = torch.as_tensor(count, device=scores.device).clamp(1, N)
+    # Filled on the device: a number that is copied there makes the host wait.
+    counts = count if isinstance(count, Tensor) else torch.full((), count, device=scores.device)
+    counts = counts.clamp(1, N)
     counts = counts.reshape(*counts.shape, *[1] * (scores.ndim - 1 - counts.ndim))
     counts = counts.expand(scores.shape[:-1])
 
