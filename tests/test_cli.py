@@ -215,7 +215,7 @@ BAD_OPTIONS = {
     "device": (["--device", "h20"], "unknown device 'h20'. Did you mean 'h200'?"),
     "kernel": (["--kernel", "fa3"], "unknown kernel on h100: 'fa3'. Did you mean 'fa4'?"),
     "dtype": (["--dtype", "bf61"], "unknown dtype 'bf61'. Did you mean 'bf16'?"),
-    "head": (["--heads", "4"], "head 4 doesn't exist; this mask has 4 (valid: 0-3, nearest: 3)"),
+    "head": (["--heads", "4"], "head 4 doesn't exist; there are 4 (valid: 0-3, nearest: 3)"),
     "head range": (["--heads", "3-1"], "runs backwards"),
     "head twice": (["--heads", "1,0-2"], "names a head twice"),
     "head text": (["--heads", "one"], "can't be read at 'one'"),

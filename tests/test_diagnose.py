@@ -81,6 +81,12 @@ def test_chosen_steps_heads_and_rows(folder):
     assert found[-1]["distance"] == pytest.approx((shares * AWAY[sampled]).sum(-1).mean())
 
 
+def test_chosen_layers(folder):
+    found = rows("--qk", folder, "--layers", "7", "--steps", "2")
+    assert [(r["step"], r["layer"], r["head"]) for r in found] == [(2, 7, 0), (2, 7, 5)]
+    assert found == rows("--qk", folder, "--steps", "2")[2:]
+
+
 def test_distance_in_an_order_or_on_the_grid(folder):
     file = folder / "step004_layer03.safetensors"
     with CapturedTrajectory.open(file) as captured:
@@ -97,6 +103,19 @@ def test_distance_in_an_order_or_on_the_grid(folder):
     entropy, distance = oracle.diagnose(q, k, away)
     assert grid["distance"] == pytest.approx(distance, rel=1e-5)
     assert grid["entropy_nats"] == pytest.approx(entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [None, 1, 5, 7])
+def test_distance_of_uniform_attention(count):
+    """The closed form against all distances."""
+    q, k = torch.zeros(7, 4), torch.randn(7, 4)
+    found = diagnostics.diagnose_head(q, k, rows=count)
+    chosen = np.arange(7) if count is None else (np.arange(count) * 2 + 1) * 7 // (2 * count)
+    away = np.abs(chosen[:, None] - np.arange(7)).mean()
+    assert found.distance == pytest.approx(away)
+    assert found.distance_frac == pytest.approx(1)
+    alone = diagnostics.diagnose_head(q[:1], k[:1])
+    assert (alone.distance, alone.distance_frac) == (0, 0)
 
 
 def test_uniform_attention_is_the_unit():
@@ -174,7 +193,11 @@ def test_bad_input(folder, tmp_path):
         (["--qk", tmp_path / "no.safetensors"], "no such file"),
         (["--qk", folder, "--trajectory", "10"], "is a folder"),
         (["--qk", folder, "--steps", "3"], "no step 3; there are 3, 0 to 4"),
-        (["--qk", folder, "--heads", "4"], "head 4 doesn't exist"),
+        (["--qk", folder, "--heads", "4"], "head 4 doesn't exist; there are 4 (valid: 0-3"),
+        (["--qk", folder, "--steps", "x"], "steps 'x' can't be read"),
+        (["--qk", folder, "--layers", "9"], "no layer 9; expected some of 3,7"),
+        (["--qk", tmp_path / "nowhere"], "nowhere: no such file or folder"),
+        (["--qk", folder, "--clip", "x.mp4"], "--qk and --clip both give Q and K"),
         (["--qk", folder, "--distance", "pixels"], "expected tokens or grid"),
         (["--qk", folder, "--grid", "2x6x9"], "expected 96 together"),
         (["--qk", file, "--device", "gpu"], "expected cpu or cuda"),
@@ -201,11 +224,23 @@ def test_captures_that_contradict_each_other(folder, tmp_path):
     with pytest.raises(InputError, match="different lengths"):
         CapturedTrajectory.open(tmp_path)
     save_qk(tmp_path / "b.safetensors", x, x.clone(), {"step": "one"})
-    with pytest.raises(InputError, match=r"b\.safetensors: its metadata can't be read"):
+    with pytest.raises(InputError, match=r"b\.safetensors: its metadata can't be used"):
         CapturedTrajectory([tmp_path / "b.safetensors"])
     save_qk(tmp_path / "b.safetensors", x, x.clone(), {"heads": "1,2"})
     with pytest.raises(InputError, match="2 names of 1 heads"):
         CapturedTrajectory([tmp_path / "b.safetensors"])
+    save_qk(tmp_path / "b.safetensors", x, x.clone(), {"grid": "2x4x5", "text_tokens": "few"})
+    with pytest.raises(InputError, match=r"b\.safetensors: its metadata can't be used .*'few'"):
+        CapturedTrajectory([tmp_path / "b.safetensors"])
+    assert (
+        "text_tokens is 'few'" in run("--qk", tmp_path / "b.safetensors", "--trajectory", 2).stderr
+    )
+    for step, (grid, text) in enumerate((("2x4x5", 0), ("5x2x4", 0), ("1x5x7", 5))):
+        about = {"grid": grid, "text_tokens": str(text), "step": str(step)}
+        save_qk(tmp_path / f"grid{step}.safetensors", x, x.clone(), about)
+    for other in (1, 2):
+        with pytest.raises(InputError, match="where others have 2x4x5 and 0"):
+            CapturedTrajectory([tmp_path / f"grid{step}.safetensors" for step in (0, other)])
     with pytest.raises(InputError, match="no files"):
         CapturedTrajectory([])
     with pytest.raises(InputError, match="at least 2"):

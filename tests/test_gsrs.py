@@ -1,6 +1,7 @@
 """Sessions over a run: GSRS, AdaSpa, LiteAttention, against slow float64 ones; what they refuse."""
 
 import copy
+import dataclasses
 import itertools
 import math
 import warnings
@@ -91,6 +92,25 @@ def test_selection_never_asks_for_a_value():
     assert select.select_top_k(scores, counts, among).is_meta
     with pytest.raises((RuntimeError, NotImplementedError)):
         scores.sum().item()
+
+
+@pytest.mark.gpu
+def test_selection_waits_for_nothing():
+    scores = torch.rand(1, 4, 9, 9, device="cuda")
+    among = torch.rand(scores.shape, device="cuda") < 0.5
+
+    def select_all():
+        select.select_top_p(scores, 0.9, among)
+        select.select_top_k(scores, 3, among)
+        select.select_top_k(scores, adaspa.head_budgets(scores, 0.8))
+
+    select_all()  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        select_all()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- the run of GSRS -------------------------------------------------------------------------
@@ -188,6 +208,30 @@ def test_the_guard_decides_once_a_search():
     assert "nothing is faster" in session.explain() or "not worth it" in session.explain()
     assert {p for r in session.statistics.searches for p in r.policies} == {"original"}
     assert session.statistics.seconds["planned"] > 0
+
+
+def test_searches_read_their_candidates_as_the_first_mask_was_read(monkeypatch):
+    inputs = run_inputs(2)
+    session = gsrs.Session((0, 2, 4), (0.9, 0.7, 0.5), steps=6, **OPTIONS)
+    plan, lists = session._planners.plan, session._planners.lists
+    chosen, read = iter(("lockstep", "original", "svd+nnz")), []
+
+    def plan_otherwise(*arguments):  # as a guard may, from mask to mask
+        made = plan(*arguments)
+        schedule = dataclasses.replace(made.schedule, policies=(next(chosen),) * 2)
+        return dataclasses.replace(made, schedule=schedule)
+
+    def lists_noted(keep, sizes, choice, policies):
+        read.append(policies)
+        return lists(keep, sizes, choice, policies)
+
+    monkeypatch.setattr(session._planners, "plan", plan_otherwise)
+    monkeypatch.setattr(session._planners, "lists", lists_noted)
+    for step in range(6):
+        session.attend(step, 0, *inputs(step))
+    assert read == [("lockstep",) * 2] * 2
+    policies = [record.policies for record in session.statistics.searches]
+    assert policies == [("lockstep",), ("original",), ("svd+nnz",)]
 
 
 def test_a_last_search_that_nobody_uses_is_not_planned():

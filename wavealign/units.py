@@ -76,8 +76,13 @@ def parse_block(text: str) -> tuple[int, int]:
     return block_q, int(match.group(2) or block_q)
 
 
-def parse_heads(text: str, num_heads: int) -> list[int]:
+def parse_heads(text: str, num_heads: int, what: str = "head") -> list[int]:
     """Head indices from ``"0,3-7"``, in the order given, checked against `num_heads`.
+
+    Args:
+        text: as written.
+        num_heads: how many there are.
+        what: what is counted, in messages: "head", "step", "layer".
 
     Raises:
         InputError: text that isn't a list of indices and ranges, a head that the mask
@@ -88,21 +93,21 @@ def parse_heads(text: str, num_heads: int) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
             raise InputError(
-                f"heads '{text}' can't be read at '{part}'; expected indices and ranges, e.g. "
+                f"{what}s '{text}' can't be read at '{part}'; expected indices and ranges, e.g. "
                 "0,3-7."
             )
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
-            raise InputError(f"heads '{text}': the range '{part.strip()}' runs backwards.")
+            raise InputError(f"{what}s '{text}': the range '{part.strip()}' runs backwards.")
         if last >= num_heads:
             raise InputError(
-                f"heads '{text}': head {last} doesn't exist; this mask has {num_heads} "
+                f"{what}s '{text}': {what} {last} doesn't exist; there are {num_heads} "
                 f"(valid: 0-{num_heads - 1}, nearest: {num_heads - 1})."
             )
         heads.extend(range(first, last + 1))
     if len(set(heads)) != len(heads):
-        raise InputError(f"heads '{text}' names a head twice.")
+        raise InputError(f"{what}s '{text}' names a {what} twice.")
     return heads
 
 

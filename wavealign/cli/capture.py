@@ -57,9 +57,9 @@ def capture(
         raise InputError("--set is of --method; give one.")
     params = parse_settings(find_method(method).params, settings) if method is not None else None
     wanted = Wanted(
-        parse_heads(layers, many),
+        parse_heads(layers, many, "layer"),
         parse_heads(heads, many) if heads is not None else None,
-        parse_heads(steps, many) if steps is not None else None,
+        parse_heads(steps, many, "step") if steps is not None else None,
         method,
         params,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wavealign.cli.failure import Failure
 from wavealign.cli.options import json_option, seed_option
@@ -62,7 +63,8 @@ def diagnose(
 ) -> None:
     """Attention entropy and mean attention distance, over steps.
 
-    --qk takes a file of Q and K or a folder of `wavealign capture`.
+    --qk takes a file of Q and K or a folder of `wavealign capture`; --layers then says which of
+    the model's layers (default: all).
     """
     from wavealign._extras import require
 
@@ -81,7 +83,7 @@ def diagnose(
             trajectory, site = _open(qk, length, seed, stack, quiet)
         except KeyboardInterrupt:
             raise Failure("interrupted while Q and K were made.", 1) from None
-        work = _work(trajectory, steps, heads, length is not None or qk["clip"] is not None)
+        work = _work(trajectory, steps, heads, _layers(qk), _made(qk, length))
         positions = _positions(distance, site, qk["device"])
         progress = stack.enter_context(Progress(len(work), "diagnose", quiet))
         found, interrupted = [], False
@@ -112,6 +114,13 @@ def diagnose(
         raise Failure(f"interrupted after {len(found)} of {len(work)} heads and steps.", 1)
 
 
+def _layers(qk: dict[str, Any]) -> str | None:
+    """Layers of the model that are asked for; those of the ViT are chosen with --clip."""
+    source = click.get_current_context().get_parameter_source("layers")
+    given = source not in (ParameterSource.DEFAULT, None)
+    return qk["layers"] if given and qk["clip"] is None else None
+
+
 def _made(qk: dict[str, Any], length: int | None) -> bool:
     return length is not None or qk["clip"] is not None
 
@@ -124,7 +133,7 @@ def _open(
     from wavealign.methods.trajectory import CapturedTrajectory, NoisyTrajectory
 
     if _made(qk, length):
-        if qk["qk_path"] is not None and Path(qk["qk_path"]).is_dir():
+        if qk["clip"] is None and qk["qk_path"] is not None and Path(qk["qk_path"]).is_dir():
             raise InputError(
                 f"--trajectory makes steps from one Q and K; --qk {qk['qk_path']} is a folder."
             )
@@ -148,14 +157,18 @@ def _open(
 
 
 def _work(
-    trajectory: Trajectory, steps: str | None, heads: str | None, made: bool
+    trajectory: Trajectory,
+    steps: str | None,
+    heads: str | None,
+    layers: str | None,
+    made: bool,
 ) -> list[tuple[int, Place]]:
     from wavealign.methods.trajectory import CapturedTrajectory
-    from wavealign.units import parse_heads
+    from wavealign.units import format_heads, parse_heads
 
     there = trajectory.steps
     if steps is not None:
-        chosen = parse_heads(steps, 1 << 20)
+        chosen = parse_heads(steps, 1 << 20, "step")
         if missing := [step for step in chosen if step not in there]:
             raise InputError(
                 f"--steps {steps}: no step {missing[0]}; there are {len(there)}, {there[0]} to "
@@ -167,6 +180,15 @@ def _work(
     else:
         chosen = list(there)
     places = trajectory.places
+    if layers is not None:
+        wanted = set(parse_heads(layers, 1 << 20, "layer"))
+        known = {layer for layer, _ in places}
+        if missing := sorted(wanted - known):
+            raise InputError(
+                f"--layers {layers}: no layer {missing[0]}; expected some of "
+                f"{format_heads(sorted(known))}."
+            )
+        places = tuple(place for place in places if place[0] in wanted)
     if heads is not None:
         places = tuple(places[i] for i in parse_heads(heads, len(places)))
     work = [(step, place) for step in chosen for place in places]

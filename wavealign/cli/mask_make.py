@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     help="A parameter of the method, repeatable (see `wavealign methods M`).",
 )  # fmt: skip
 @qk_options
+@click.option(
+    "--num-heads", type=click.IntRange(1), default=1, show_default=True,
+    help="Heads to make without Q and K.",
+)  # fmt: skip
 @click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7.")
 @click.option("--out", required=True, metavar="FILE", help="The mask file to write (npz).")
 @click.option("--plot", metavar="FILE", help="Write a picture (png, svg, pdf; extra `report`).")

@@ -26,10 +26,6 @@ def qk_options(command: Command) -> Command:
             "--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda."
         ),
         click.option(
-            "--num-heads", type=click.IntRange(1), default=1, show_default=True,
-            help="Heads to make without Q and K.",
-        ),
-        click.option(
             "--text-tokens", type=click.IntRange(0),
             help="Tokens of text behind the video; default: as the file says, else 0.",
         ),
@@ -139,9 +135,9 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
         raise InputError("--clip makes video tokens only; leave --text-tokens out.")
     vit = ImageViT.load(options["vit"])
     try:
-        layers = parse_heads(options["layers"], vit.layers)
+        layers = parse_heads(options["layers"], vit.layers, "layer")
     except InputError as problem:
-        raise InputError(f"--layers {options['layers']}: {problem}") from problem
+        raise InputError(f"--layers: {problem}") from problem
     step = options["clip_step"] or find_model(options["model"]).stride[0]
     profile = None if options["profile"] == "none" else options["profile"]
     keep = options["save_qk"]
@@ -162,7 +158,13 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
     """Tokens of text behind the video: as given, or as the file of Q and K says."""
     given = options["text_tokens"]
     if given is None and options["grid_text"] is None and options["size"] is None:
-        return int(getattr(source, "about", {}).get("text_tokens", 0))
+        written = getattr(source, "about", {}).get("text_tokens", "0")
+        if not str(written).isdecimal():
+            raise InputError(
+                f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}' in its "
+                "metadata; expected a number, or give --text-tokens."
+            )
+        return int(written)
     return int(given or 0)
 
 

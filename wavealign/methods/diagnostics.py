@@ -73,9 +73,6 @@ def diagnose_head(
     else:
         chosen = (torch.arange(rows, device=q.device) * 2 + 1) * L // (2 * rows)
         entropy, distance = _sampled(q, k, chosen, positions)
-    away = torch.cat(
-        [_distances(part, L, positions).mean(-1) for part in torch.split(chosen, _rows_at_once(L))]
-    )
     step, layer, head = where
     return Diagnosis(
         step,
@@ -83,7 +80,7 @@ def diagnose_head(
         head,
         float(entropy.double().mean()),
         float(distance.double().mean()),
-        float(distance.double().mean() / away.double().mean().clamp_min(1e-30)),
+        float(distance.double().mean() / _away(chosen, L, positions).clamp_min(1e-30)),
         len(chosen),
         L,
     )
@@ -97,6 +94,17 @@ def _sampled(q: Tensor, k: Tensor, rows: Tensor, positions: Tensor | None) -> tu
         entropies.append(torch.special.entr(weights).sum(-1))
         distances.append((weights * _distances(part, len(k), positions)).sum(-1))
     return torch.cat(entropies), torch.cat(distances)
+
+
+def _away(rows: Tensor, tokens: int, positions: Tensor | None) -> Tensor:
+    """Mean distance of rows from all tokens, float64, 0-dimensional."""
+    if positions is None:  # sums of 1 to i on the left, 1 to L - 1 - i on the right
+        i = rows.double()
+        right = tokens - 1 - i
+        return ((i * (i + 1) + right * (right + 1)) / (2 * tokens)).mean()
+    parts = torch.split(rows, _rows_at_once(tokens))
+    means = [_distances(part, tokens, positions).mean(-1) for part in parts]
+    return torch.cat(means).double().mean()
 
 
 def _distances(rows: Tensor, tokens: int, positions: Tensor | None) -> Tensor:

@@ -132,14 +132,17 @@ def tile_maxima(q: Tensor, k: Tensor, block: tuple[int, int]) -> Iterator[tuple[
     keys = k.permute(0, 2, 3, 1).float().contiguous()
     budget = _SCORES_BYTES.get(q.device.type, _SCORES_BYTES["cpu"])
     step = max(1, budget // (4 * B * H * block[0] * k.shape[1]))
+    whole = k.shape[1] // block[1] * block[1]
     for first in range(0, -(-L // block[0]), step):
         rows = q[:, first * block[0] : (first + step) * block[0]].transpose(1, 2).float()
-        scores = rows @ keys / math.sqrt(D)
-        short = -scores.shape[2] % block[0]
-        ragged = -scores.shape[3] % block[1]
-        if short or ragged:
-            scores = torch.nn.functional.pad(scores, (0, ragged, 0, short), value=-math.inf)
-        maxima = scores.reshape(*scores.shape[:3], -1, block[1]).amax(-1)
+        # A chunk of scores fills the budget: scaling or padding it would copy it.
+        scores = (rows / math.sqrt(D)) @ keys
+        tiles_of = (*scores.shape[:3], whole // block[1], block[1])
+        maxima = scores[..., :whole].view(tiles_of).amax(-1)
+        if whole < k.shape[1]:
+            maxima = torch.cat([maxima, scores[..., whole:].amax(-1, keepdim=True)], -1)
+        short = -maxima.shape[2] % block[0]
+        maxima = torch.nn.functional.pad(maxima, (0, 0, 0, short), value=-math.inf)
         tiles = maxima.reshape(B, H, -1, block[0], maxima.shape[-1])
         yield slice(first, first + tiles.shape[2]), tiles
 

@@ -104,10 +104,9 @@ def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None 
         bool ``(..., M, N)``.
     """
     N = scores.shape[-1]
-    if isinstance(count, Tensor):
-        counts = count.clamp(1, N)
-    else:  # filled there: a number that is copied to a GPU makes the host wait
-        counts = torch.full((), min(max(count, 1), N), device=scores.device)
+    # Filled on the device: a number that is copied there makes the host wait.
+    counts = count if isinstance(count, Tensor) else torch.full((), count, device=scores.device)
+    counts = counts.clamp(1, N)
     counts = counts.reshape(*counts.shape, *[1] * (scores.ndim - 1 - counts.ndim))
     counts = counts.expand(scores.shape[:-1])
 

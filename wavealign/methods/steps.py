@@ -109,14 +109,6 @@ class StepCall:
     text_tokens: int = 0
     schedule: Lists | None = None
 
-    @property
-    def text_from(self) -> tuple[int, int]:
-        """The first query block and the first K/V block that hold text (M, N without text)."""
-        video = self.q.shape[1] - self.text_tokens
-        if not self.text_tokens:
-            return -(-video // self.block[0]), -(-video // self.block[1])
-        return video // self.block[0], video // self.block[1]
-
 
 @dataclass(frozen=True, eq=False)
 class Memory:
@@ -184,9 +176,9 @@ class Rule(Protocol):
 def keep_text(keep: Tensor, call: StepCall) -> Tensor:
     """Rows and columns of blocks that hold text made dense, in place."""
     if call.text_tokens:
-        row, column = call.text_from
-        keep[..., row:, :] = True
-        keep[..., column:] = True
+        video = call.q.shape[1] - call.text_tokens
+        keep[..., video // call.block[0] :, :] = True
+        keep[..., video // call.block[1] :] = True
     return keep
 
 

@@ -119,7 +119,7 @@ class CapturedTrajectory:
         text_tokens: behind the video.
 
     Raises:
-        InputError: no files, files of different lengths, or two of one layer and step.
+        InputError: no files, files of different lengths or grids, or two of one layer and step.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -149,6 +149,8 @@ class CapturedTrajectory:
             InputError: neither, or a folder without any.
         """
         target = Path(path)
+        if not target.exists():
+            raise InputError(f"{target}: no such file or folder.")
         if not target.is_dir():
             return cls([target])
         files = sorted(target.glob("*.safetensors"))
@@ -198,8 +200,10 @@ class CapturedTrajectory:
             heads = parse_heads(named, 1 << 20) if named else list(range(source.heads))
             if len(heads) != source.heads:
                 raise ValueError(f"{len(heads)} names of {source.heads} heads")
+            if isinstance(source.about.get("grid"), str):
+                self._lie(source.about["grid"], int(source.about.get("text_tokens", 0)))
         except ValueError as problem:
-            raise InputError(f"{path}: its metadata can't be read ({problem}).") from problem
+            raise InputError(f"{path}: its metadata can't be used ({problem}).") from problem
         known = NoisyTrajectory(source).places if named is None else None
         for index, head in enumerate(heads):
             place = known[index] if known is not None else (layer, head)
@@ -210,10 +214,17 @@ class CapturedTrajectory:
                     f"{step}; expected one of them."
                 )
             self._found[step, place] = source, index
-        if isinstance(source.about.get("grid"), str):
-            self.grid = TokenGrid.parse(source.about["grid"])
-            self.text_tokens = int(source.about.get("text_tokens", 0))
         return source.tokens
+
+    def _lie(self, written: str, text_tokens: int) -> None:
+        """Take over how a file's tokens lie, which is the same in all files."""
+        grid = TokenGrid.parse(written)
+        if self.grid not in (None, grid) or (self.grid and self.text_tokens != text_tokens):
+            raise ValueError(
+                f"grid {grid} and {text_tokens} tokens of text, where others have {self.grid} and "
+                f"{self.text_tokens}"
+            )
+        self.grid, self.text_tokens = grid, text_tokens
 
 
 def synthetic_qk(

@@ -8,6 +8,7 @@ it; until the next search, block-sparse attention by that schedule.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 
 from wavealign.attention.backends import Choice
 from wavealign.attention.call import attend as attend_by_plan
+from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Geometry, Sequences, check_fit
 from wavealign.attention.plans import Plan, Terms, fitting_choice
 from wavealign.errors import InputError, unknown_name
@@ -42,6 +44,7 @@ class _Site:
         memory: the rule's; candidates as packed bits.
         plan: of the blocks in use; None before the first search.
         keep: these blocks, packed.
+        first_policies: of the first plan, one a head; empty before it.
     """
 
     signature: tuple[object, ...]
@@ -52,6 +55,7 @@ class _Site:
     memory: Memory = dataclasses.field(default_factory=Memory)
     plan: Plan | None = None
     keep: torch.Tensor | None = None
+    first_policies: tuple[str, ...] = ()
 
 
 class Session:
@@ -62,7 +66,8 @@ class Session:
     buffers that plans are made in.
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
-    bytes for the schedule and ``B·H·M·N / 8`` for each of the mask and the candidates.
+    bytes for the schedule, ``B·H·M·N / 8`` for each of the mask and the candidates, and ``4·B·H·L``
+    where the rule keeps a log-sum-exp.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class Session:
             check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
                 a search, and learns the longest row; without it, lists are N long.
             full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
-                torch's scaled_dot_product_attention.
+                the fastest kernel at hand (`wavealign.attention.dense`).
 
         Raises:
             InputError: unknown names, sizes that are no whole numbers or below 1.
@@ -116,7 +121,7 @@ class Session:
         self._order = TokenOrder(order, grid, whole_number("text tokens", text_tokens))
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._regime, self._check_finite = regime, check_finite
-        self._full = full_attention or _torch_attention
+        self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners(self._terms)
         self._sites: dict[tuple[int, str], _Site] = {}
         self._tally = Tally()
@@ -219,7 +224,7 @@ class Session:
             with watch.measure("planned", device):
                 site = self._remember(site, found, self.rule.uses(step), longest)
             policies = tuple(dict.fromkeys(site.plan.policies)) if site.plan is not None else ()
-            density = found.keep.float().mean()
+            density = found.keep.mean(dtype=torch.float32)
             records = (step, layer, branch, density, evaluated, policies)
         self._sites[layer, branch] = dataclasses.replace(site, next_step=step + 1)
         self._tally.calls[action] += 1
@@ -288,10 +293,11 @@ class Session:
         if memory.candidates is not None:
             candidates = mask_from_packed(memory.candidates, site.sizes.N)
             memory = dataclasses.replace(memory, candidates=candidates)
-            if site.plan is not None and self.rule.takes_schedule:
-                # The search reads its candidates in the order that was chosen for the first mask.
+            if site.first_policies and self.rule.takes_schedule:
+                # The candidates are the first mask: what was chosen for it fits, and what was
+                # chosen for a sparser one since may not.
                 schedule = self._planners.lists(
-                    candidates, site.sizes, site.choice, site.plan.policies
+                    candidates, site.sizes, site.choice, site.first_policies
                 )
         call = StepCall(step, q, k, v, self._block, self._order.text_tokens, schedule)
         return self.rule.search(call, memory, lambda: self._by_plan(site, q, k, v))
@@ -313,7 +319,7 @@ class Session:
         bits = site.memory.candidates
         if bits is None:
             return None
-        return mask_from_packed(bits, site.sizes.N).float().mean()
+        return mask_from_packed(bits, site.sizes.N).mean(dtype=torch.float32)
 
     def _remember(self, site: _Site, found: Found, uses: int, longest: int | None) -> _Site:
         memory, plan = found.memory, None
@@ -326,12 +332,8 @@ class Session:
             memory = dataclasses.replace(memory, candidates=kept)
         elif memory.candidates is not None:
             memory = dataclasses.replace(memory, candidates=site.memory.candidates)
-        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept)
-
-
-def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        first = site.first_policies or (plan.policies if plan is not None else ())
+        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
 
 
 def _told(signature: tuple[object, ...]) -> str:
