@@ -28,6 +28,17 @@ BY_WAVES = ("wave-pack", "pd-bisect", "profile-bisect", "kmeans", "graph-bisect"
 NEW = (*BY_WAVES, "rcm", "svd(rank=3)", "svd(sign=short)", "nnz-bucket+svd(bucket=1,rank=2)")
 
 
+@pytest.mark.parametrize("rows", ["svd(rank=8)", "rcm", "spectral"])
+def test_masks_of_low_rank_have_one_order(rows):
+    """ARPACK runs out of such a mask's rank, and then goes on from random numbers of its own."""
+    rng = np.random.default_rng(5)
+    for kinds, columns in ((5, 9), (5, 100), (30, 200)):
+        distinct = rng.random((kinds, columns)) < 0.5
+        mask = BlockMask.from_dense(distinct[rng.integers(kinds, size=120)][None])
+        orders = [build_schedule(mask, rows, 12, 0).row_order for _ in range(6)]
+        assert all(np.array_equal(order, orders[0]) for order in orders)
+
+
 def clusters(waves=4, wave=12, columns=80, seed=0):
     """Rows of `waves` interleaved clusters of one wave each, on columns of their own, with noise.
 

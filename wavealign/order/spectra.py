@@ -6,6 +6,7 @@ vector; nothing of size M x M is ever formed.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ Floats = npt.NDArray[np.floating[Any]]
 BUCKET_WAVES = 2
 """Waves per NNZ bucket of `nnz-bucket+svd`: two did best or nearly so on content masks."""
 
-_SMALL = 8  # below this many rows or columns, LAPACK on the dense (thin) matrix
+# Up to this many columns, or rows that differ: LAPACK on a dense thin matrix. ARPACK would exhaust
+# the space of so low a rank, and go on from random numbers that no seed decides.
+_SMALL = 64
 _TOLERANCE = 1e-2  # of svds; gives the vector to cos > .99999 also without a spectral gap
 _DENSE_FROM = 0.2  # density from which a dense product beats a sparse one
 _CURVE_BITS = 48  # of a place on the Hilbert curve, over all axes
@@ -98,11 +101,11 @@ def singular_coordinates(head: HeadMask, rank: int, context: OrderContext) -> Fl
     float32 ``(M, rank)``, largest first: the best rank-`rank` Euclidean embedding of the rows
     (Eckart-Young). Columns beyond the mask's rank are 0. Signs are arbitrary.
     """
-    if min(head.M, head.N) <= max(_SMALL, rank):
-        dense = head.to_dense().astype(np.float32)
-        return _padded(_small_left(dense - dense.mean(axis=0), rank), rank)
-    if _rows_are_equal(head):  # nothing is left after centring, and ARPACK wants something
-        return np.zeros((head.M, rank), dtype=np.float32)
+    group = _groups(head, max(_SMALL, rank))
+    if group is not None:
+        mean = np.bincount(head.indices, minlength=head.N) / head.M
+        dense = head.take_rows(_first_of(group)).to_dense() - mean
+        return _padded(_small_left(dense, group, rank), rank)
     matrix = _matrix(head)
     mean = (np.bincount(head.indices, minlength=head.N) / head.M).astype(np.float32)
     centred = LinearOperator(
@@ -130,10 +133,12 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
     def project(y: Float32Array) -> Float32Array:
         return np.asarray(y - known * (known @ y), dtype=np.float32)
 
-    if min(head.M, head.N) <= _SMALL:
-        dense = scale[:, None] * head.to_dense()
-        deflated = dense - np.outer(known, known @ dense)
-        return np.asarray(scale * _small_left(deflated, 1)[:, 0], dtype=np.float32)
+    group = _groups(head, _SMALL)
+    if group is not None:
+        first = _first_of(group)
+        dense = scale[first, None] * head.take_rows(first).to_dense()
+        deflated = dense - np.outer(known[first], (known[first] * np.bincount(group)) @ dense)
+        return np.asarray(scale * _small_left(deflated, group, 1)[:, 0], dtype=np.float32)
     operator = LinearOperator(
         shape=(head.M, head.N),
         dtype=np.float32,
@@ -151,10 +156,33 @@ def _leading_left(operator: LinearOperator, rank: int, context: OrderContext) ->
     return np.asarray(left[:, largest_first] * values[largest_first], dtype=np.float32)
 
 
-def _small_left(dense: npt.NDArray[Any], rank: int) -> Float32Array:
+def _groups(head: HeadMask, most: int) -> Int32Array | None:
+    """Number of each row's group of equal rows, ``(M,)``, where LAPACK should do.
+
+    Rows are their own groups where there are at most so many columns, and None where there are
+    more groups, too.
+    """
+    if most >= head.N:
+        return np.arange(head.M, dtype=np.int32)
+    group = np.empty(head.M, dtype=np.int32)
+    known: dict[bytes, int] = {}
+    for i, (start, stop) in enumerate(itertools.pairwise(head.indptr)):
+        group[i] = known.setdefault(head.indices[start:stop].tobytes(), len(known))
+        if len(known) > most:
+            return None
+    return group
+
+
+def _first_of(group: Int32Array) -> Int32Array:
+    return np.unique(group, return_index=True)[1].astype(np.int32)
+
+
+def _small_left(distinct: npt.NDArray[Any], group: Int32Array, rank: int) -> Float32Array:
+    """Left singular vectors times values of the matrix that repeats each row for its group."""
+    weight = np.sqrt(np.bincount(group))
     with single_threaded_blas:
-        left, values, _ = scipy.linalg.svd(dense, full_matrices=False)
-    return np.asarray((left * values)[:, :rank], dtype=np.float32)
+        left, values, _ = scipy.linalg.svd(weight[:, None] * distinct, full_matrices=False)
+    return np.asarray((left * values / weight[:, None])[group, :rank], dtype=np.float32)
 
 
 def _padded(coordinates: Float32Array, rank: int) -> Float32Array:
