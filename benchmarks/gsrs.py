@@ -443,6 +443,8 @@ def compile_ahead(setting: Setting) -> None:
         for kernel in setting.kernels for dense in (True, False) for e, d in flags
         if kernel == "triton" or dense
     ]  # fmt: skip
+    if "hopper" in setting.kernels:
+        variants.append(("hopper", True, {"sampled": True}))
     variants += [(kernel, dense, {"sums": False}) for kernel in setting.kernels
                  for dense in (True, False)]  # fmt: skip
     context = multiprocessing.get_context("spawn")
@@ -455,7 +457,8 @@ def _compile(setting: Setting, kernel: str, dense: bool, options: dict[str, bool
     tokens = 2 * setting.block + setting.grid.tokens % setting.block
     x = torch.zeros(1, tokens, 1, setting.head_dim, device="cuda", dtype=torch.bfloat16)
     kept = None if dense else torch.ones(1, 1, 3, 3, device="cuda", dtype=torch.bool)
-    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept)
+    every = {"diagnostics": True, "diagnose_every": 2} if options.pop("sampled", False) else {}
+    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept, **every)
     Search(call, hopper=kernel == "hopper", **options).run()
     torch.cuda.synchronize()
 

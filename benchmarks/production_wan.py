@@ -52,22 +52,11 @@ def wan_steps(
     What finding a mask costs is that of XAttention on the model's own Q and K, head by head as
     `enable` does it; its result isn't used.
     """
-    from diffusers import WanTransformer3DModel
-
     from wavealign.integrations import diffusers as integration
 
     dtype = torch.bfloat16 if bench.cuda else torch.float32
-    with torch.device(bench.device):
-        model = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=len(kept), attention_head_dim=128,
-            in_channels=16, out_channels=16, text_dim=64, freq_dim=256,
-            ffn_dim=256 if bench.small else 13824, num_layers=layers,
-        ).to(dtype).eval()  # fmt: skip
-        inputs = {
-            "hidden_states": torch.randn(1, 16, *size, dtype=dtype),
-            "timestep": torch.tensor([500]),
-            "encoder_hidden_states": torch.randn(1, 512, 64, dtype=dtype),
-        }
+    model = wan_model(bench.device, dtype, len(kept), layers, 256 if bench.small else 13824)
+    inputs = wan_inputs(bench.device, dtype, size)
     estimate = integration.named_method("xattention")
 
     @torch.no_grad()
@@ -98,6 +87,32 @@ def wan_steps(
             result["explain"] = integration.explain(model).splitlines()[: len(kept)]
         integration.disable(model)
     return result
+
+
+def wan_model(
+    device: str, dtype: torch.dtype, heads: int, layers: int, ffn_dim: int
+) -> torch.nn.Module:
+    """A Wan2.1 transformer of random weights, heads of 128."""
+    from diffusers import WanTransformer3DModel
+
+    with torch.device(device):
+        model = WanTransformer3DModel(
+            patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=128,
+            in_channels=16, out_channels=16, text_dim=64, freq_dim=256, ffn_dim=ffn_dim,
+            num_layers=layers,
+        )  # fmt: skip
+    made: torch.nn.Module = model.to(dtype).eval()
+    return made
+
+
+def wan_inputs(device: str, dtype: torch.dtype, size: tuple[int, int, int]) -> dict[str, Any]:
+    """Arguments of a call: random latents (frames, height, width) and text."""
+    with torch.device(device):
+        return {
+            "hidden_states": torch.randn(1, 16, *size, dtype=dtype),
+            "timestep": torch.tensor([500]),
+            "encoder_hidden_states": torch.randn(1, 512, 64, dtype=dtype),
+        }
 
 
 def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, Any]:

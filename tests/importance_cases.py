@@ -90,7 +90,14 @@ def disagreement(found: Importance, wanted: Importance) -> str:
 
 def differing_blocks(found: torch.Tensor, wanted: torch.Tensor, share: float) -> str:
     """Blocks that top-p selects by one and not by the other, but for ties within `W_FRAC`."""
-    chosen, right = top_p(found, share, "inclusive"), top_p(wanted, share, "inclusive")
+    chosen, right = (top_p(weights, share, "inclusive") for weights in (found, wanted))
+    return unexplained_blocks(chosen, right, wanted, share)
+
+
+def unexplained_blocks(
+    chosen: torch.Tensor, right: torch.Tensor, wanted: torch.Tensor, share: float
+) -> str:
+    """Blocks that are chosen wrongly by these weights, but for ties within `W_FRAC`."""
     differ = chosen != right
     # A block may differ where the row's sum before it is within the error of the share, or where
     # it ties with the last block that is kept.

@@ -19,6 +19,7 @@ from wavealign.report.comparison import judge, outcome_of, records
 from wavealign.report.metrics import METRICS
 from wavealign.report.pairs import compare_rows, summarise
 from wavealign.report.rows import Row, load_rows
+from wavealign.sweep.store import by_identity, read_records
 
 TIME, READS, HITS = (METRICS[name] for name in ("time_ms", "hbm_read_bytes", "l2_hit_frac"))
 
@@ -255,6 +256,15 @@ def test_a_trial_that_failed_and_was_done_later_counts_once(tmp_path):
     loaded = load_rows([tmp_path / "s"])
     assert [row.result.policy for row in loaded.rows] == ["original"]
     assert [t.spec.policy for t in loaded.failed] == ["nnz"]
+
+
+def test_a_trial_done_twice_is_the_one_the_sweep_keeps(tmp_path):
+    once, again = trial(run_result(time_ms=10.0)), trial(run_result(time_ms=11.0))
+    write_lines(tmp_path / "s/trials/w1.jsonl", [once])
+    write_lines(tmp_path / "s/trials/w2.jsonl", [again])
+    kept = by_identity(read_records(tmp_path / "s")).values()
+    assert [t.result.time_ms for t in kept] == [10.0]
+    assert [row.result.time_ms for row in load_rows([tmp_path / "s"]).rows] == [10.0]
 
 
 def test_a_line_cut_off_in_a_running_sweep_is_passed_over(tmp_path):

@@ -84,6 +84,23 @@ def test_backends_compute_block_sparse_attention(name, case, shape):
         check_poke(launch, backend, problem, schedule, inputs, f"{name} {case} {policy}")
 
 
+@pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
+def test_flex_compiles_more_shapes_than_torch_does_by_default():
+    from wavealign.gpu.capabilities import Problem
+    from wavealign.gpu.correctness import check_launch
+    from wavealign.gpu.inputs import Inputs
+    from wavealign.gpu.launch import Launch
+    from wavealign.gpu.reference import reference_attention
+
+    backend = usable("flex")
+    for N in range(3, 14):  # torch: eight
+        mask = sparse_mask(H=1, M=2, N=N)
+        problem = Problem(mask)
+        inputs = Inputs.random(problem, "cuda")
+        launch = Launch(backend, problem, build_schedule(mask, "original", wave=4), inputs)
+        check_launch(launch, problem, reference_attention(problem, inputs), f"{N} blocks")
+
+
 def test_the_checks_notice_a_wrong_kernel():
     """Lists with a block exchanged for another are caught by the reference and by the poke."""
     import torch

@@ -7,6 +7,7 @@ that computes a BlockMask without a mask_mod densely, without a word
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,12 @@ from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities, Problem
 from wavealign.gpu.inputs import Inputs, on_device
 from wavealign.gpu.lists import KernelLists
+
+_LIMITS: dict[str, Any] = {
+    "recompile_limit": 4096,
+    "accumulated_recompile_limit": 4096,
+    "fail_on_recompile_limit_hit": True,
+}
 
 
 class FlexAttention(Backend):
@@ -77,8 +84,14 @@ class FlexAttention(Backend):
             "BLOCKS_ARE_CONTIGUOUS": False,
         }
 
+        first = True
+
         def launch() -> tuple[torch.Tensor, torch.Tensor]:
-            with torch.no_grad():
+            nonlocal first
+            # Each shape is compiled once. After eight of them torch would go on without compiling:
+            # by other kernels, with all scores in memory.
+            limits = torch._dynamo.config.patch(**_LIMITS) if first else nullcontext()
+            with limits, torch.no_grad():
                 out, aux = compiled(
                     *heads_first,
                     block_mask=blocks,
@@ -86,6 +99,7 @@ class FlexAttention(Backend):
                     kernel_options=options,
                     return_aux=AuxRequest(lse=True),
                 )
+            first = False
             return out.transpose(1, 2), aux.lse
 
         return BoundKernel(launch)

@@ -67,9 +67,11 @@ class Search:
 
     Attributes:
         rounds: (first head, heads) of each launch, heads of all sequences counted through.
-        parts: of the query blocks. Where only some are diagnosed these have a launch of their own
-            by the Triton kernel, so that the others pay for no accumulators; in each the schedule's
-            order is kept. The Hopper kernel has both loops in one launch.
+        parts: of the query blocks. Where only some are diagnosed these have a launch of their own,
+            so that the others pay for no accumulators; in each the schedule's order is kept. Over
+            lists the Hopper kernel has both loops in one launch instead: rows stay beside the rows
+            they were scheduled with. Over all blocks every row has the same length, and slower
+            ones among them would put the SMs out of step.
         result: what the launches write.
     """
 
@@ -106,8 +108,9 @@ class Search:
         self._hopper = hopper
         table, *self._lists = _lists(call, listed=hopper)
         every = call.diagnose_every if self._entropy_wanted or self._distance_wanted else 1
-        self._every = every
-        self.parts = _parts(table, 1 if hopper else every)
+        together = hopper and not self._dense
+        self._every = every if together else 1
+        self.parts = _parts(table, 1 if together else every)
         width = call.N if call.schedule is None else call.schedule.indices.shape[-1]
         options: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         head_bytes = 4 * call.block_q * call.M * width
@@ -202,7 +205,9 @@ class Search:
         (q, k, v), H, M = self._sources, call.q.shape[2], call.M
         group = H // k.shape[2]
         counts, starts, indices = self._lists
-        entropy, distance = result.entropy, result.distance
+        entropy, distance = (
+            t if part.diagnosed else None for t in (result.entropy, result.distance)
+        )
         head_floats = call.block_q * M * self._width
         at = first
         while at < first + heads:  # one launch a sequence

@@ -11,7 +11,7 @@ from typing import Any
 from wavealign.errors import InputError
 from wavealign.results import RUN_SCHEMA, RunResult
 from wavealign.sweep.records import TRIAL_SCHEMA, TrialRecord
-from wavealign.sweep.store import SWEEP_SCHEMA
+from wavealign.sweep.store import SWEEP_SCHEMA, by_identity
 
 _EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
 
@@ -117,14 +117,9 @@ def _load_folder(folder: Path, loaded: Loaded) -> None:
 def _take(
     loaded: Loaded, origin: str, runs: Sequence[RunResult], trials: Sequence[TrialRecord]
 ) -> None:
-    """Add rows; of a trial that is recorded several times, the last one that is done."""
-    by_identity: dict[str, TrialRecord] = {}
-    for trial in trials:
-        known = by_identity.get(trial.spec.identity)
-        if known is None or trial.result is not None or known.result is None:
-            by_identity[trial.spec.identity] = trial
+    """Add rows; of a trial recorded several times, the record that the sweep itself keeps."""
     loaded.rows += [Row(run, origin) for run in runs]
-    for trial in by_identity.values():
+    for trial in by_identity(trials).values():
         if trial.result is not None:
             loaded.rows.append(Row(trial.result, origin, trial.planning_ms))
         else:

@@ -8,6 +8,7 @@ it; until the next search, block-sparse attention by that schedule.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 
 from wavealign.attention.backends import Choice
 from wavealign.attention.call import attend as attend_by_plan
+from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Geometry, Sequences, check_fit
 from wavealign.attention.plans import Plan, Terms, fitting_choice
 from wavealign.errors import InputError, unknown_name
@@ -102,7 +104,7 @@ class Session:
             check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
                 a search, and learns the longest row; without it, lists are N long.
             full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
-                torch's scaled_dot_product_attention.
+                the fastest kernel at hand (`wavealign.attention.dense`).
 
         Raises:
             InputError: unknown names, sizes that are no whole numbers or below 1.
@@ -119,7 +121,7 @@ class Session:
         self._order = TokenOrder(order, grid, whole_number("text tokens", text_tokens))
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._regime, self._check_finite = regime, check_finite
-        self._full = full_attention or _torch_attention
+        self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners(self._terms)
         self._sites: dict[tuple[int, str], _Site] = {}
         self._tally = Tally()
@@ -331,11 +333,6 @@ class Session:
             memory = dataclasses.replace(memory, candidates=bits)
         first = site.first_policies or (plan.policies if plan is not None else ())
         return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
-
-
-def _torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 def _told(signature: tuple[object, ...]) -> str:

@@ -85,7 +85,7 @@ class Store:
             for path in [*_trial_files(self.folder), self.draws.path]:
                 _cut_torn_line(path, self._note)
             _write_manifest(self.folder, self._manifest)
-            self.records = _best(read_records(self.folder))
+            self.records = by_identity(read_records(self.folder))
             self.draws.read()
             self._stack = stack.pop_all()
         return self
@@ -114,7 +114,7 @@ class Store:
         Raises:
             StoreError: the disk is full, or refuses for another reason.
         """
-        self.records = _best(read_records(self.folder))
+        self.records = by_identity(read_records(self.folder))
         records = sorted_done(self.records.values())
         with _disk(self.folder):
             with whole_file(self.folder / "results.jsonl") as stream:
@@ -162,7 +162,7 @@ def read_trials(
         InputError: there is no sweep, another version's, or a file that was edited.
     """
     read_manifest(Path(folder))
-    return sorted(_best(read_records(Path(folder), note)).values(), key=sort_key)
+    return sorted(by_identity(read_records(Path(folder), note)).values(), key=sort_key)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def read_records(
                 raise InputError(f"{path}, line {number}: {problem}") from problem
 
 
-def _best(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
-    """One record an identity: a done one before a failed one."""
+def by_identity(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
+    """One record an identity: the first that is done, else the last that failed."""
     found: dict[str, TrialRecord] = {}
     for record in records:
         known = found.get(record.spec.identity)
