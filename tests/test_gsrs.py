@@ -18,11 +18,11 @@ torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.methods import adaspa, gsrs, liteattention, select  # noqa: E402
 from wavealign.methods.importance import attend_with_importance  # noqa: E402
-from wavealign.methods.steps import SearchSteps  # noqa: E402
+from wavealign.methods.steps import Memory, SearchSteps  # noqa: E402
 from wavealign.methods.trajectory import NoisyTrajectory, synthetic_qk  # noqa: E402
 from wavealign.planning.masks import mask_from_packed  # noqa: E402
 from wavealign.planning.planner import Planner  # noqa: E402
-from wavealign.sessions import SESSIONS, make_session  # noqa: E402
+from wavealign.sessions import SESSIONS, Session, make_session  # noqa: E402
 from wavealign.sessions.plans import own_copy, pack  # noqa: E402
 from wavealign.video import TokenGrid, token_order  # noqa: E402
 
@@ -232,6 +232,27 @@ def test_searches_read_their_candidates_as_the_first_mask_was_read(monkeypatch):
     assert read == [("lockstep",) * 2] * 2
     policies = [record.policies for record in session.statistics.searches]
     assert policies == [("lockstep",), ("original",), ("svd+nnz",)]
+
+
+def test_what_a_rule_remembers_is_what_it_gets():
+    inputs, seen = run_inputs(2), []
+
+    class Wider(gsrs.Gsrs):
+        """Candidates that are neither what is kept nor what was remembered."""
+
+        def search(self, call, memory, attend):
+            seen.append(memory.candidates)
+            found = super().search(call, memory, attend)
+            wider = found.keep | (torch.arange(found.keep.shape[-1]) == call.step)
+            return dataclasses.replace(found, memory=Memory(candidates=wider))
+
+    session, wanted = Session(Wider((0, 2, 4), (0.5, 0.5, 0.5), 6), **OPTIONS), []
+    for step in range(6):
+        session.attend(step, 0, *inputs(step))
+        if step in (0, 2):
+            wanted.append(session.mask(0) | (torch.arange(8) == step))
+    assert [torch.equal(*pair) for pair in zip(seen[1:], wanted, strict=True)] == [True, True]
+    assert seen[0] is None
 
 
 def test_a_last_search_that_nobody_uses_is_not_planned():

@@ -129,7 +129,8 @@ def tile_maxima(q: Tensor, k: Tensor, block: tuple[int, int]) -> Iterator[tuple[
         Query tiles, and float32 ``[B, H, tiles, block_q, N]``; -inf in rows beyond the sequence.
     """
     B, L, H, D = q.shape
-    keys = k.permute(0, 2, 3, 1).float().contiguous()
+    keys = torch.empty(B, H, D, k.shape[1], dtype=torch.float32, device=k.device)
+    keys.copy_(k.permute(0, 2, 3, 1))
     budget = _SCORES_BYTES.get(q.device.type, _SCORES_BYTES["cpu"])
     step = max(1, budget // (4 * B * H * block[0] * k.shape[1]))
     whole = k.shape[1] // block[1] * block[1]

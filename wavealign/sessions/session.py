@@ -328,10 +328,9 @@ class Session:
                 found.keep, site.sizes, site.choice, site.guard, uses, longest
             )
         kept = pack(found.keep)
-        if memory.candidates is found.keep:
-            memory = dataclasses.replace(memory, candidates=kept)
-        elif memory.candidates is not None:
-            memory = dataclasses.replace(memory, candidates=site.memory.candidates)
+        if memory.candidates is not None:
+            bits = kept if memory.candidates is found.keep else pack(memory.candidates)
+            memory = dataclasses.replace(memory, candidates=bits)
         first = site.first_policies or (plan.policies if plan is not None else ())
         return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
 
