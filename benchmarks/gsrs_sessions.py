@@ -141,7 +141,8 @@ def variants(searches: tuple[int, ...]) -> dict[str, tuple[str, dict[str, Any]]]
     found["gsrs, every search over all blocks, lockstep"] = ("gsrs", unreduced)
     ada = searches[::2]
     found["adaspa, auto"] = ("adaspa", {"search_steps": ada})
-    found["topk, auto"] = ("topk", {"search_steps": searches})
+    for policy in ("auto", "lockstep"):
+        found[f"topk, {policy}"] = ("topk", {"search_steps": searches, "policy": policy})
     return found
 
 
