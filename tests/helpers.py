@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,24 @@ from wavealign.sweep.records import TrialRecord, TrialSpec
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
+
+
+@contextmanager
+def nothing_waits():
+    """Inside, an operation that makes the host wait for the GPU is an error."""
+    import torch
+
+    def set_mode(mode):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    torch.cuda.synchronize()
+    try:
+        set_mode("error")
+        yield
+    finally:
+        set_mode("default")
 
 
 @st.composite

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
+from helpers import nothing_waits  # noqa: E402
+
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.methods import adaspa, gsrs, liteattention, select  # noqa: E402
 from wavealign.methods.importance import attend_with_importance  # noqa: E402
@@ -105,12 +107,8 @@ def test_selection_waits_for_nothing():
         select.select_top_k(scores, adaspa.head_budgets(scores, 0.8))
 
     select_all()  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         select_all()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- the run of GSRS -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, nothing_waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,7 +314,6 @@ def test_many_tokens_on_a_gpu(density, every, kernel):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("kernel", ["triton", "hopper"])
 def test_a_search_waits_for_nothing(kernel, every):
@@ -324,9 +323,5 @@ def test_a_search_waits_for_nothing(kernel, every):
     candidates = torch.rand(2, 3, 3, device="cuda") < 0.5
     options = {"candidates": candidates, "diagnostics": every > 1, "diagnose_every": every}
     attend_with_importance(q, k, v, kernel=kernel, **options)  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         attend_with_importance(q, k, v, kernel=kernel, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

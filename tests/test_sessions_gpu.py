@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="importance_cases also checks the Triton kernels")
 
+from helpers import nothing_waits  # noqa: E402
 from importance_cases import OUT_FRAC, W_FRAC, unexplained_blocks  # noqa: E402
 
 from wavealign.errors import InputError  # noqa: E402
@@ -192,7 +193,6 @@ def test_nan_is_refused_and_the_run_goes_on(name, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("policy", ["original", "lockstep", "resync"])
 @pytest.mark.parametrize("name", SESSIONS)
 def test_nothing_waits_without_the_look_and_with_a_named_policy(name, policy):
@@ -202,13 +202,9 @@ def test_nothing_waits_without_the_look_and_with_a_named_policy(name, policy):
     )  # fmt: skip
     for step in range(STEPS):  # compiles, and makes what is made once
         session.attend(step, 0, *inputs.low(step))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         # Another branch goes through every kind of step of its own.
         outs = [session.attend(step, 0, *inputs.low(step), "uncond") for step in range(STEPS)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(out).all() for out in outs)
     assert torch.equal(session.mask(0), session.mask(0, "uncond"))
 

@@ -7,6 +7,8 @@ Its plain scheduler launches rows in memory order, and a row's list is walked fr
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -61,7 +63,8 @@ class FlashAttention4(Backend):
             counts: int32 ``[H, M]``, by slot.
             indices: int32 ``[H, M, width]``, walked from each list's end.
         """
-        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+        with _quiet():
+            from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
         counts = counts[None]
         H, M = counts.shape[1:]
@@ -82,8 +85,18 @@ class FlashAttention4(Backend):
         return _bound(inputs, None)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what its compiler says about arguments and names of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def _bound(inputs: Inputs, sparse: object) -> BoundKernel:
-    from flash_attn.cute.interface import _flash_attn_fwd
+    with _quiet():
+        from flash_attn.cute.interface import _flash_attn_fwd
 
     q, k, v = inputs.q, inputs.k, inputs.v
     B, tokens, H, _ = q.shape
@@ -91,9 +104,7 @@ def _bound(inputs: Inputs, sparse: object) -> BoundKernel:
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
 
     def launch() -> tuple[torch.Tensor, torch.Tensor]:
-        with warnings.catch_warnings():
-            # From its compiler, about an argument of its own.
-            warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
+        with _quiet():
             _flash_attn_fwd(
                 q, k, v, causal=False, pack_gqa=False, block_sparse_tensors=sparse, out=out, lse=lse
             )
