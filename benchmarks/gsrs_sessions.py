@@ -382,7 +382,7 @@ def main() -> None:
         "report": lambda: print(report(bench.out)),
         "predict": lambda: predict(bench),
     }
-    bench.note("setting", torch=torch.__version__, arguments=sys.argv[1:],
+    bench.note("setting", torch=torch.__version__, backend=bench.backend,
                gpu=torch.cuda.get_device_name() if not given.small and torch.cuda.is_available()
                else None)  # fmt: skip
     for name in given.only:

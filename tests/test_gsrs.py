@@ -197,7 +197,18 @@ def test_layers_and_branches_are_kept_apart():
     assert together.statistics.reused == 6
 
 
-def test_the_guard_decides_once_a_search():
+def test_the_guard_leaves_short_launches_alone():
+    inputs = run_inputs(2)
+    session = gsrs.Session((1, 3), (0.9, 0.7), steps=5, **{**OPTIONS, "policy": "auto"})
+    for step in range(5):
+        session.attend(step, 0, *inputs(step))
+    assert "2 heads: original; looking would cost more" in session.explain()
+    assert {p for r in session.statistics.searches for p in r.policies} == {"original"}
+
+
+def test_the_guard_decides_once_a_search(monkeypatch):
+    monkeypatch.setattr("wavealign.guard.decide.LOOK_FRAC", 1e9)  # these launches are tiny
+    monkeypatch.setattr("wavealign.sessions.session.SEARCH_LOOK_FRAC", 1e9)
     inputs = run_inputs(2)
     options = {**OPTIONS, "policy": "auto"}
     session = gsrs.Session((1, 3), (0.9, 0.7), steps=5, **options)

@@ -128,6 +128,10 @@ def test_looking_is_paid_for(model):
     calls = profile.look_ms(*shape) / (LOOK_FRAC * model.least_ms(nnz, 8 * 591, *block))
     assert not guard.looks_closely(nnz, shape, block, int(calls))
     assert guard.looks_closely(nnz, shape, block, int(calls) + 1)
+    calls = profile.look_ms(*shape) / (0.02 * model.least_ms(nnz, 8 * 591, *block))
+    eager = Guard(model, close_frac=0.02)
+    assert not eager.looks_closely(nnz, shape, block, int(calls))
+    assert eager.looks_closely(nnz, shape, block, int(calls) + 1)
     # 800 blocks of rows that could hold many more: looking must serve so many calls.
     least = guard.least_calls(800, shape, block)
     short_ms = model.least_ms(800, 8 * 591, *block)

@@ -151,7 +151,8 @@ def test_a_session_is_that_of_the_cpu(name, head_dim, dtype, block, policy, devi
         assert a.evaluated == pytest.approx(b.evaluated, abs=5e-3)
     kinds = {"searched", "planned", "reused"} | ({"full"} if mine.full else set())
     assert {kind for kind, seconds in mine.seconds.items() if seconds > 0} == kinds
-    assert len(here.explain().splitlines()) == HEADS
+    # Launches this short aren't looked at, head by head.
+    assert len(here.explain().splitlines()) == (1 if policy == "auto" else HEADS)
 
 
 @pytest.mark.parametrize("device", CPU_OR_GPU)

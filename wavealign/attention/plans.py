@@ -81,8 +81,15 @@ class Terms:
         if self.device_profile is not None:
             load_device(self.device_profile)
 
-    def guard(self, sizes: Geometry, choice: Choice, head_dim: int, regime: str) -> Guard:
-        """A guard for launches of these sizes.
+    def guard(
+        self,
+        sizes: Geometry,
+        choice: Choice,
+        head_dim: int,
+        regime: str,
+        close_frac: float | None = None,
+    ) -> Guard:
+        """A guard for launches of these sizes; the others as of `CostModel.make` and `Guard`.
 
         Raises:
             InputError: no profile for this GPU, and none given.
@@ -92,7 +99,7 @@ class Terms:
         # A block's cycles hold for the rows in flight that the profile's kernel has.
         wave = rows_in_flight(choice, sizes) if kernel is not None else None
         model = CostModel.make(device, kernel, wave=wave, head_dim=head_dim, regime=regime)
-        return Guard(model, self.objective)
+        return Guard(model, self.objective, close_frac)
 
     def wave(self, sizes: Geometry, choice: Choice) -> int:
         """Rows in flight: of the GPU, or of the profile where nothing runs on one."""
@@ -203,7 +210,7 @@ def decide(
         heads: bool ``[H, M, N]``.
         sizes, planner, guard, seed: of the launch.
         uses: of a plan, that its planning is shared by.
-        calls: that the decision serves, each planned anew; None where looking is free.
+        calls: that the decision serves; None where looking is free.
     """
     shape, block = (heads.shape[0], heads.shape[1], heads.shape[2]), (sizes.block_q, sizes.block_kv)
     launches = None

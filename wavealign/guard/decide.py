@@ -108,16 +108,20 @@ class Guard:
     compares no planning, planning without phases, and planning with them.
 
     Looking costs time as well. Where a decision serves a given number of calls, the guard looks at
-    the blocks of a launch only if that takes at most `LOOK_FRAC` of the calls' time, else at the
-    lengths of its rows (how long the workers wait for the last), else not at all.
+    the blocks of a launch only if that takes at most `close_frac` of the calls' time, else at the
+    lengths of its rows (how long the workers wait for the last), for at most `LOOK_FRAC`, else not
+    at all.
 
     Attributes:
         model: the cost model.
         objective: ``"time"`` or ``"energy"``; both count planning, the latter as its share of the
             time at the same power.
+        close_frac: share of the calls' time that looking at blocks may take, by default `LOOK_FRAC`.
     """
 
-    def __init__(self, model: CostModel, objective: str = "time") -> None:
+    def __init__(
+        self, model: CostModel, objective: str = "time", close_frac: float | None = None
+    ) -> None:
         """A guard without a past.
 
         Raises:
@@ -127,6 +131,7 @@ class Guard:
             raise unknown_name("objective", objective, OBJECTIVES)
         self.model = model
         self.objective = objective
+        self.close_frac = LOOK_FRAC if close_frac is None else close_frac
         self._before: tuple[str, ...] | None = None
 
     def forget(self) -> None:
@@ -155,7 +160,7 @@ class Guard:
             return True
         H, M, _ = shape
         launch_ms = self.model.least_ms(nnz, H * M, *block)
-        return self.model.profile.look_ms(*shape) <= LOOK_FRAC * calls * launch_ms
+        return self.model.profile.look_ms(*shape) <= self.close_frac * calls * launch_ms
 
     def least_calls(self, nnz: int, shape: tuple[int, int, int], block: tuple[int, int]) -> int:
         """Calls that pay for having looked at the lengths of a launch of `nnz` kept blocks."""

@@ -17,6 +17,11 @@ GUARD_SCHEMA = "wavealign.guard/1"
 SOURCES = ("measured", "simulated")
 
 
+@cache
+def _phased(policy: str) -> bool:
+    return parse_policy(policy).visits.phased
+
+
 @dataclass(frozen=True)
 class GuardProfile:
     """What the cost model needs beside the device profile.
@@ -71,7 +76,7 @@ class GuardProfile:
         if all(policy == "original" for policy in policies):
             return 0.0
         once_ms = self.plan_launch_ms + 1e-6 * self.plan_cell_ns * heads * rows * columns
-        if not any(parse_policy(policy).visits.phased for policy in policies):
+        if not any(_phased(policy) for policy in set(policies)):
             return once_ms
         # A second pass over the mask, and the two recurrences.
         return 2 * once_ms + 1e-6 * rows * (heads * self.phase_row_ns + self.phase_slot_ns)

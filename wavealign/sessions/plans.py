@@ -13,6 +13,13 @@ from wavealign.guard.decide import Guard
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule, Planner
 
+SEARCH_LOOK_FRAC = 0.02
+"""Share of a plan's uses that the guard's look at a found mask may take.
+
+More than `LOOK_FRAC`, which holds for calls that go on for long: nine steps pay for this one. What
+there is to win where it takes so much is 2 to 6 % (docs/gsrs.md).
+"""
+
 
 class Planners:
     """Plans for all layers of a model with one set of buffers; what is kept is copied out."""
@@ -36,14 +43,16 @@ class Planners:
             keep: bool ``[B, H, M, N]``.
             sizes: of the mask.
             choice: the backend.
-            guard: None where a policy was asked for; otherwise the host waits for its numbers.
+            guard: None where a policy was asked for; otherwise the host waits for its numbers,
+                where the launch is long enough for a look.
             uses: steps that the plan serves.
             longest: K/V blocks of the longest row; None where the host doesn't know, then lists
                 are N long.
         """
         heads = keep.flatten(0, 1)
         planner = self._planner(heads, sizes, choice, choice.layout(sizes))
-        plan = make_plan(heads, sizes, choice, planner, self._terms, guard, uses=uses)
+        # Made once and used so often: that is what looking has to pay for, too.
+        plan = make_plan(heads, sizes, choice, planner, self._terms, guard, uses=uses, calls=uses)
         return dataclasses.replace(plan, schedule=own_copy(plan.schedule, longest))
 
     def lists(

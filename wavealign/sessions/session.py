@@ -24,7 +24,7 @@ from wavealign.guard.decide import Guard
 from wavealign.methods.numbers import block_size, whole_number, whole_numbers
 from wavealign.methods.steps import Found, Memory, Rule, StepCall
 from wavealign.planning.masks import mask_from_packed
-from wavealign.sessions.plans import Planners, pack
+from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
@@ -274,7 +274,7 @@ class Session:
         choice = fitting_choice(sizes, sequences, self._terms.backend, None)
         guard = None
         if self._terms.policy == "auto":
-            guard = self._terms.guard(sizes, choice, D, self._regime)
+            guard = self._terms.guard(sizes, choice, D, self._regime, SEARCH_LOOK_FRAC)
         return _Site(signature, sizes, choice, guard)
 
     def _by_plan(
