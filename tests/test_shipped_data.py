@@ -50,6 +50,33 @@ CLIP = {
 }
 
 
+GSRS = {10: 0.647, 20: 0.355, 30: 0.246, 40: 0.187}
+
+
+@pytest.mark.parametrize("step", GSRS)
+def test_masks_of_a_session_are_what_the_provenance_file_says(step):
+    mask = load_mask(DATA / f"gsrs/step{step}.npz").mask
+    assert (mask.shape, mask.tokens_q, mask.meta["step"]) == ((8, 929, 929), 118_800, step)
+    assert mask.density == pytest.approx(GSRS[step], abs=5e-4)
+    assert "not a video model" in mask.meta["note"]
+    if step > 10:  # searched among the candidates of the first
+        first = load_mask(DATA / "gsrs/step10.npz").mask
+        assert not (mask.head(5).to_dense() & ~first.head(5).to_dense()).any()
+
+
+def test_a_session_was_simulated_as_it_was_measured():
+    """Hits within a point, single launches within 1 %: docs/fidelity.md, its last search."""
+    found = load_recordings(DATA / "gsrs/validated.runs.jsonl", kernel="triton")
+    last = [r for r in found if r.mask_name == "step40"]
+    assert [r.schedule.policy for r in last] == ["original", "svd+nnz", "lockstep", "resync"]
+    for recording, simulated in zip(
+        last, replay(last, Setup.make("h200", kernel="triton")), strict=True
+    ):
+        measured = recording.measured
+        assert abs(simulated.l2_hit_frac - measured.l2_hit_frac) < 0.01
+        assert simulated.time_ms == pytest.approx(measured.time_ms, rel=0.01)
+
+
 @pytest.mark.parametrize("stem", CLIP)
 def test_masks_of_the_clip_are_what_the_provenance_file_says(stem):
     name, method = f"clip/{stem}.npz", stem.partition("_")[0]

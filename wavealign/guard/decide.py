@@ -116,7 +116,8 @@ class Guard:
         model: the cost model.
         objective: ``"time"`` or ``"energy"``; both count planning, the latter as its share of the
             time at the same power.
-        close_frac: share of the calls' time that looking at blocks may take, by default `LOOK_FRAC`.
+        close_frac: share of the calls' time that looking at blocks may take; by default
+            `LOOK_FRAC`.
     """
 
     def __init__(
