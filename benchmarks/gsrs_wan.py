@@ -87,14 +87,14 @@ def whole_is_dense(bench: Bench, model: Any, inputs: dict[str, Any]) -> None:
 
 
 def warm_up(bench: Bench, model: Any, latents: Latents) -> None:
-    """Compile what a run of this length needs: both kinds of search, a reused mask, plans."""
+    """Compile what a run of this length needs: full attention, both kinds of search, plans."""
     from wavealign.integrations.diffusers import disable
     from wavealign.integrations.diffusers_sessions import enable_session
 
     for policy in ("auto", "lockstep", "original"):
-        options = {**bench.terms, "steps": 3, "search_steps": (0, 1), "p": P}
+        options = {**bench.terms, "steps": 4, "search_steps": (1, 2), "p": P}
         enable_session(model, "gsrs", policy=policy, **options)
-        for step in range(3):
+        for step in range(4):
             model(**latents.at(bench.steps // 2 + step), return_dict=False)
         disable(model)
 
