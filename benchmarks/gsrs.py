@@ -49,8 +49,9 @@ if "--small" in sys.argv:
 
 import torch
 
+from wavealign.methods._importance_call import check_call
 from wavealign.methods._importance_launch import Search, Tiles
-from wavealign.methods.importance import SCRATCH_BYTES, attend_with_importance, check_call
+from wavealign.methods.importance import SCRATCH_BYTES, attend_with_importance
 from wavealign.methods.select import top_p
 from wavealign.planning import ListLayout, Planner
 from wavealign.video.grid import TokenGrid

@@ -6,9 +6,9 @@ matplotlib.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from wavealign._lazy import lazy_names
 from wavealign._version import __version__
 
 if TYPE_CHECKING:
@@ -64,14 +64,15 @@ __all__ = [
 ]
 
 
+_load = lazy_names(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign' has no attribute '{name}'")
-    if _HOMES[name] == "wavealign.attention":
+    if _HOMES.get(name) == "wavealign.attention":
         from wavealign._extras import require
 
         require("torch", "gpu", f"wavealign.{name}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return _load(name)
 
 
 def __dir__() -> list[str]:

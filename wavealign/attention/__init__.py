@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wavealign._lazy import lazy_names
 
 if TYPE_CHECKING:
     from wavealign.attention.call import attend
@@ -20,8 +21,4 @@ _HOMES = {
 
 __all__ = ["Attention", "Plan", "Reuse", "attend", "plan"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign.attention' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

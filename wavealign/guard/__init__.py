@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wavealign._lazy import lazy_names
 
 if TYPE_CHECKING:
     from wavealign.guard.decide import Decision, Guard
@@ -33,8 +34,4 @@ __all__ = [
     "mask_statistics",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign.guard' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

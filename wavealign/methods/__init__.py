@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wavealign._lazy import lazy_names
 from wavealign.methods.registry import METHODS, Method, find_method
 
 if TYPE_CHECKING:
@@ -32,8 +32,4 @@ __all__ = [
     "make_mask",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign.methods' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wavealign.methods.importance import Call, Importance
+from wavealign.methods._importance_call import Call
+from wavealign.methods.importance import Importance
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of a chunk; a few such tensors live at once
 

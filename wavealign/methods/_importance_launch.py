@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wavealign.methods._importance_call import Call
 from wavealign.methods._importance_kernels import attend_blocks, weigh_blocks
-from wavealign.methods.importance import SCRATCH_BYTES, Call, Importance
+from wavealign.methods.importance import SCRATCH_BYTES, Importance
 
 _PLACES = 32
 

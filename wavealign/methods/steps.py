@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
-from wavealign.methods.importance import Lists
+from wavealign.methods._importance_call import Lists
 from wavealign.methods.numbers import whole_number, whole_numbers
 
 Action = Literal["full", "search", "reuse"]

@@ -5,8 +5,9 @@ The same schedules as `wavealign.order.build_schedule`, in the arrays that kerne
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wavealign._lazy import lazy_names
 
 if TYPE_CHECKING:
     from wavealign.planning.layout import ListLayout
@@ -31,8 +32,4 @@ __all__ = [
     "mask_from_packed",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign.planning' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -6,8 +6,9 @@ decides at a step lives below, in `wavealign.methods.gsrs` and its neighbours.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wavealign._lazy import lazy_names
 
 if TYPE_CHECKING:
     from wavealign.sessions.named import (
@@ -40,8 +41,4 @@ __all__ = [
     "make_session",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'wavealign.sessions' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)
