@@ -274,7 +274,7 @@ def test_the_command_line(tmp_path, files, small_vit):
         path.unlink()
     for arguments, text in (
         (["--grid", "4x4x6"], "need 13"),
-        (["--grid", "3x4x6", "--layers", "0,9"], "--layers 0,9"),
+        (["--grid", "3x4x6", "--layers", "0,9"], "--layers: layers '0,9': layer 9 doesn't exist"),
         (["--grid", "3x4x6", "--profile", "sora"], "unknown profile"),
         (["--grid", "3x4x6", "--text-tokens", 5], "leave --text-tokens out"),
         (["--grid", "3x4x6", "--qk", "x.npz"], "choose one of them"),
