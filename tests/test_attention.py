@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
 from wavealign.attention import plans  # noqa: E402
+from wavealign.attention.dense import attend_dense  # noqa: E402
 
 BLOCK = (16, 8)
 CPU = {"backend": "reference", "device_profile": "h200", "block": BLOCK}
@@ -44,6 +45,22 @@ def dense_attention(q, k, v, mask):
     kept = kept[..., : q.shape[2], : k.shape[2]]
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~kept, -torch.inf)
     return torch.nan_to_num(scores.softmax(-1), 0.0) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("backend", ["auto", "fa4", "triton", "reference"])
+@pytest.mark.parametrize(
+    ("dtype", "D"), [("bfloat16", 128), ("float16", 64), ("bfloat16", 80), ("float32", 64)]
+)
+def test_full_attention(dtype, D, backend, device):
+    q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in inputs(tokens=(300, 300), D=D))
+    expected, _ = dense_attention(
+        *(x.transpose(1, 2).double() for x in (q, k, v)), torch.ones(4, 19, 38, dtype=torch.bool)
+    )
+    out = attend_dense(*(x.to(device) for x in (q, k, v)), backend)
+    assert (out.dtype, out.shape) == (q.dtype, q.shape)
+    error = (out.cpu().double().transpose(1, 2) - expected).norm() / expected.norm()
+    assert error < {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-3}[dtype]
 
 
 @pytest.mark.parametrize("policy", ["auto", "original", "svd+nnz", "lockstep"])
