@@ -13,11 +13,11 @@ from wavealign.guard.decide import Guard
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule, Planner
 
-SEARCH_LOOK_FRAC = 0.02
+SEARCH_LOOK_FRAC = 0.01
 """Share of a plan's uses that the guard's look at a found mask may take.
 
 More than `LOOK_FRAC`, which holds for calls that go on for long: nine steps pay for this one. What
-there is to win where it takes so much is 2 to 6 % (docs/gsrs.md).
+there is to win in launches long enough is 2 to 6 % (docs/gsrs.md).
 """
 
 
