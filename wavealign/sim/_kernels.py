@@ -7,6 +7,8 @@ OrderedDict); the two must agree exactly.
 import numpy as np
 from numba import njit
 
+from wavealign.sim._wheel_kernels import filled_wheel
+
 _NONE = np.uint32(0xFFFFFFFF)
 
 
@@ -34,20 +36,9 @@ def stream_lru(
         each worker found no further row.
     """
     heads, rows = row_order.shape
-    # A wheel of FIFO lists, one per tick of the near future, linked through `later`. It must
-    # be longer than any delay. Unsigned indices: numba adds no wrap-around test to them.
-    slots = 1
-    while slots <= max(miss_ticks, hit_ticks, start_ticks):
-        slots *= 2
-    slot_mask = np.uint64(slots - 1)
-    # Nodes: workers, then one anchor per slot, so that appending never asks if a list is empty.
-    later = np.full(workers + slots, _NONE, np.uint32)
-    tail = np.arange(workers, workers + slots).astype(np.uint32)
+    # Unsigned indices: numba adds no wrap-around test to them.
+    later, tail, slot_mask = filled_wheel(workers, max(miss_ticks, hit_ticks, start_ticks))
     anchor = np.uint64(workers)
-    for w in range(workers - 1):
-        later[w] = w + 1
-    later[anchor] = 0
-    tail[0] = workers - 1
 
     cursor = np.zeros(workers, np.uint64)
     stop = np.zeros(workers, np.uint64)

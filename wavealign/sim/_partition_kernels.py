@@ -7,6 +7,8 @@ exactly. With one partition, equal speeds and no bandwidth limit it is `stream_l
 import numpy as np
 from numba import njit
 
+from wavealign.sim._wheel_kernels import filled_wheel
+
 _NONE = np.uint32(0xFFFFFFFF)
 
 FRACTION_BITS = 16
@@ -95,17 +97,8 @@ def stream_partitioned(
     longest = start_time
     for w in range(workers):
         longest = max(longest, step_times[w] + np.uint64(2) * half_miss_time)
-    slots = 1
-    while slots <= np.int64(longest >> bits) + 1:
-        slots *= 2
-    slot_mask = np.uint64(slots - 1)
-    later = np.full(workers + slots, _NONE, np.uint32)
-    tail = np.arange(workers, workers + slots).astype(np.uint32)
+    later, tail, slot_mask = filled_wheel(workers, np.int64(longest >> bits) + 1)
     anchor = np.uint64(workers)
-    for w in range(workers - 1):
-        later[w] = w + 1
-    later[anchor] = 0
-    tail[0] = workers - 1
 
     cursor = np.zeros(workers, np.uint64)
     stop = np.zeros(workers, np.uint64)

@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from wavealign._bits import popcount
+from wavealign.sim._wheel_kernels import filled_wheel
 
 _NONE = np.uint32(0xFFFFFFFF)
 
@@ -32,18 +33,8 @@ def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, star
         uint32 (nnz,), keys head*N + block.
     """
     heads, rows = row_order.shape
-    # The wheel of `stream_lru`: a FIFO list per tick, longer than any delay.
-    slots = 1
-    while slots <= max(block_ticks, start_ticks):
-        slots *= 2
-    slot_mask = np.uint64(slots - 1)
-    later = np.full(workers + slots, _NONE, np.uint32)
-    tail = np.arange(workers, workers + slots).astype(np.uint32)
+    later, tail, slot_mask = filled_wheel(workers, max(block_ticks, start_ticks))
     anchor = np.uint64(workers)
-    for w in range(workers - 1):
-        later[w] = w + 1
-    later[anchor] = 0
-    tail[0] = workers - 1
 
     cursor = np.zeros(workers, np.uint64)
     stop = np.zeros(workers, np.uint64)
