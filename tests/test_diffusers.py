@@ -415,9 +415,59 @@ def test_bad_input():
         integration.enable(torch.nn.Linear(2, 2), Masks())
 
 
-def test_sessions_refuse_text_of_any_length():
+SESSION = {
+    "steps": 5, "search_steps": (1, 3), "block": (16, 8), "policy": "lockstep", "profile": "h200",
+    "backend": "reference",
+}  # fmt: skip
+
+
+def run_of(model, inputs):
+    """Outputs at the timesteps of a run."""
+    timestep = inputs["timestep"]
+    return [
+        forward(model, {**inputs, "timestep": torch.full_like(timestep, t)})
+        for t in (900, 700, 500, 300, 100)
+    ]
+
+
+@pytest.mark.parametrize("make", [hunyuan, hunyuan_image, hunyuan15])
+def test_a_session_of_everything_is_the_model_with_text_of_any_length(make):
     from wavealign.integrations import diffusers_sessions
 
-    model, _ = hunyuan()
-    with pytest.raises(InputError, match="expected a Wan or LTX transformer"):
+    model, inputs = make()
+    expected = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    for out, dense in zip(run_of(model, inputs), expected, strict=True):
+        torch.testing.assert_close(out, dense)
+    found = diffusers_sessions.session_of(model).statistics
+    sites = found.searched // 2
+    assert (found.full, found.reused, found.plans) == (sites, 2 * sites, 2 * sites)
+    integration.disable(model)
+    torch.testing.assert_close(run_of(model, inputs), expected, rtol=0, atol=0)
+
+
+def test_sequences_of_a_batch_are_searched_on_their_own():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = hunyuan((4, 7))
+    dense = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)
+    together = run_of(model, inputs)
+    session = diffusers_sessions.session_of(model)
+    masks = [session.mask(1, f"cond, sequence {i}") for i in (0, 1)]
+    assert [tuple(mask.shape) for mask in masks] == [(1, 2, 4, 8), (1, 2, 5, 9)]
+    assert not masks[1].all()
+    assert not torch.allclose(together[-1], dense[-1], rtol=1e-4)
+    for i in (0, 1):
+        alone = run_of(model, {name: value[i : i + 1] for name, value in inputs.items()})
+        assert torch.equal(diffusers_sessions.session_of(model).mask(1), masks[i])
+        for whole, own in zip(together, alone, strict=True):
+            torch.testing.assert_close(whole[i : i + 1], own)
+
+
+def test_sessions_refuse_frames_of_the_past():
+    from wavealign.integrations import diffusers_sessions
+
+    model, _ = framepack()
+    with pytest.raises(InputError, match="its tokens are no grid"):
         diffusers_sessions.enable_session(model, "gsrs")

@@ -197,6 +197,30 @@ def test_layers_and_branches_are_kept_apart():
     assert together.statistics.reused == 6
 
 
+def test_text_may_differ_from_branch_to_branch():
+    inputs, run = run_inputs(2), ((1, 3), (0.9, 0.7))
+    together = gsrs.Session(*run, steps=5, grid=(3, 3, 5), **OPTIONS)
+    longer = gsrs.Session(*run, steps=5, grid=(3, 3, 5), text_tokens=3, **OPTIONS)
+    shorter = gsrs.Session(*run, steps=5, grid=(3, 3, 5), text_tokens=1, **OPTIONS)
+    for step in range(5):
+        whole, cut = inputs(step), [x[:, :46] for x in inputs(step)]
+        out = together.attend(step, 0, *whole, "cond", text_tokens=3)
+        assert torch.equal(out, longer.attend(step, 0, *whole))
+        out = together.attend(step, 0, *cut, "uncond", text_tokens=1)
+        assert torch.equal(out, shorter.attend(step, 0, *cut))
+    together.reset()
+    together.attend(0, 0, *whole, text_tokens=3)
+    for tokens, message in (
+        (2, "with 3 tokens of text before"), (-1, "with -1 tokens of text"), (3.0, "whole number"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            together.attend(1, 0, *whole, text_tokens=tokens)
+    for tokens, message in ((2, "there are 2 of text"), (-1, "expected 0 or more")):
+        with pytest.raises(InputError, match=message):
+            together.attend(0, 1, *whole, text_tokens=tokens)
+    together.attend(1, 0, *whole, text_tokens=3)
+
+
 def test_the_guard_leaves_short_launches_alone():
     inputs = run_inputs(2)
     session = gsrs.Session((1, 3), (0.9, 0.7), steps=5, **{**OPTIONS, "policy": "auto"})

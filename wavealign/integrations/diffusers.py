@@ -92,24 +92,18 @@ class _Site:
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        """Attention of a call. Rows of padding are zero: no other row ever reads them."""
+        """Attention of a call."""
         kept = self._kept((q.shape, lengths))
-        parts = lengths.parts()
-        out = None if parts == [(slice(None), q.shape[1])] else torch.empty_like(q)
-        for i, (own, tokens) in enumerate(parts):
-            rows, keys, values = (t[own, :tokens] for t in (q, k, v))
-            mask = kept.masks[i] if i < len(kept.masks) else self._mask(rows, keys, lengths)
-            made = self.attention(rows, keys, values, mask)
+
+        def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            mask = kept.masks[i] if i < len(kept.masks) else self._mask(q, k, lengths)
+            made = self.attention(q, k, v, mask)
             assert isinstance(made, torch.Tensor)
-            if out is None:
-                out = made
-            else:
-                out[own, :tokens] = made
-                out[own, tokens:] = 0
             if self.mask_every > 1 and i == len(kept.masks):
                 kept.masks.append(mask)  # otherwise not: a mask a layer would add up
-        assert out is not None
-        return out
+            return made
+
+        return lengths.attend(q, k, v, one)
 
     def _kept(self, key: object) -> _Kept:
         kept = self.kept.pop(key, _Kept())

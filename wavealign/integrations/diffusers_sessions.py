@@ -119,10 +119,17 @@ class _SessionSite:
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        run = self.run
-        if run.session is None:
+        run, session = self.run, self.run.session
+        if session is None:
             raise InputError("an attention layer was called outside its transformer.")
-        return run.session.attend(run.step, self.layer, q, k, v, run.branch)
+        alone = len(lengths.parts()) == 1
+
+        def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            branch = run.branch if alone else f"{run.branch}, sequence {i}"
+            text = q.shape[1] - lengths.video_tokens
+            return session.attend(run.step, self.layer, q, k, v, branch, text)
+
+        return lengths.attend(q, k, v, one)
 
     def close(self) -> None:
         """Stop counting steps; the first layer's call does it, the others' do nothing."""
@@ -144,7 +151,7 @@ def enable_session(
     wait once a call of the transformer.
 
     Args:
-        transformer: a Wan or LTX transformer of diffusers (``pipe.transformer``).
+        transformer: a Wan, LTX or HunyuanVideo transformer of diffusers (``pipe.transformer``).
         method: one of `wavealign.sessions.SESSIONS`.
         steps: denoising steps of a run (``num_inference_steps``); a method's search steps are
             among them. Where two transformers share a run (Wan2.2), the steps of this one, which
@@ -158,10 +165,10 @@ def enable_session(
             refuses.
     """
     name, module_name, sites = _sites_of(transformer)
-    if name.startswith("Hunyuan"):
+    if "Framepack" in name:
         raise InputError(
-            f"{name} has text of any length behind the video, which sessions don't follow from "
-            "step to step; expected a Wan or LTX transformer."
+            f"{name} has frames of the past in the sequence, so its tokens are no grid; expected "
+            "a Wan, LTX or HunyuanVideo transformer."
         )
     if method not in SESSIONS:
         raise unknown_name("session", method, SESSIONS)

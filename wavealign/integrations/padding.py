@@ -7,11 +7,15 @@ read once a forward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from wavealign.errors import InputError
+
+# The number of a part, and its q, k and v ``[B, tokens, H, D]``.
+PartAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,22 @@ class Lengths:
         if len(set(self.tokens)) == 1:
             return [(slice(None), self.tokens[0])]
         return [(slice(b, b + 1), length) for b, length in enumerate(self.tokens)]
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: PartAttention
+    ) -> torch.Tensor:
+        """Attention of ``[B, tokens, H, D]``, part after part, each without its padding.
+
+        Rows of padding are zero: no other row ever reads them.
+        """
+        parts = self.parts()
+        if parts == [(slice(None), q.shape[1])]:
+            return function(0, q, k, v)
+        out = torch.empty_like(q)
+        for i, (own, tokens) in enumerate(parts):
+            out[own, :tokens] = function(i, *(t[own, :tokens] for t in (q, k, v)))
+            out[own, tokens:] = 0
+        return out
 
 
 class Padding:

@@ -38,7 +38,8 @@ class _Site:
     """One layer of one branch, replaced as a whole after a call that went well.
 
     Attributes:
-        signature: shape, dtype and device of its calls.
+        signature: shape, dtype and device of its calls, and their tokens of text.
+        order: of the tokens.
         sizes, choice, guard: of its plans.
         next_step: the one that is expected.
         memory: the rule's; candidates as packed bits.
@@ -48,6 +49,7 @@ class _Site:
     """
 
     signature: tuple[object, ...]
+    order: TokenOrder
     sizes: Geometry
     choice: Choice
     guard: Guard | None
@@ -95,7 +97,7 @@ class Session:
             grid: of the video tokens (frames, height, width).
             order: token order that blocks are cut in: by default the generalized Hilbert curve
                 where there is a grid, else raster.
-            text_tokens: behind the video, which keep their places.
+            text_tokens: behind the video, which keep their places; a call may say otherwise.
             policy: ``"auto"`` (the guard decides, once a search) or a policy's name.
             profile: device name or path; by default the GPU at hand.
             backend: see `wavealign.attend`.
@@ -118,7 +120,10 @@ class Session:
             raise unknown_name("regime", regime, REGIMES)
         self.rule = rule
         self._block = block_size(block)
-        self._order = TokenOrder(order, grid, whole_number("text tokens", text_tokens))
+        self._text_tokens = whole_number("text tokens", text_tokens)
+        first = TokenOrder(order, grid, self._text_tokens)
+        self._orders = {self._text_tokens: first}
+        self._grid, self._order_name = grid, first.name
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._regime, self._check_finite = regime, check_finite
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
@@ -134,7 +139,7 @@ class Session:
     @property
     def token_order(self) -> str:
         """Name of the order that blocks are cut in."""
-        return self._order.name
+        return self._order_name
 
     def reset(self) -> None:
         """Forget everything: the next step of every layer is 0."""
@@ -170,6 +175,7 @@ class Session:
         k: torch.Tensor,
         v: torch.Tensor,
         branch: str = "cond",
+        text_tokens: int | None = None,
     ) -> torch.Tensor:
         """Self-attention of one layer at one step.
 
@@ -178,18 +184,22 @@ class Session:
             layer: which.
             q, k, v: ``[B, L, H, D]`` in raster order, after rotary position, text at the end.
             branch: of the guidance; what is found for one is never used for another.
+            text_tokens: of this layer and branch, at every step the same; by default the session's.
 
         Returns:
             ``[B, L, H, D]``, in the dtype of q (autocast has no say).
 
         Raises:
             InputError: a step that is called twice, skipped or beyond the run, a change of shape,
-                dtype or device since the last step, a length that isn't the grid's, NaN in the
-                scores of a search.
+                dtype, device or text since the last step, a length that isn't the grid's, NaN in
+                the scores of a search.
             MissingCapabilityError: no backend for these inputs, at the first step.
         """
         step = whole_number(f"layer {layer}, branch '{branch}': step", step)
-        site = self._site(step, layer, branch, q, k, v)
+        if text_tokens is None:
+            text_tokens = self._text_tokens
+        text_tokens = whole_number("text tokens", text_tokens)
+        site = self._site(step, layer, branch, q, k, v, text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
         with torch.autocast(q.device.type, enabled=False):
             return self._go_on(site, step, layer, branch, q, k, v)
@@ -213,12 +223,12 @@ class Session:
                 out = self._full(q, k, v)
         elif action == "reuse":
             with watch.measure("reused", device):
-                out = self._by_plan(site, *(self._order.forward(x) for x in (q, k, v)))
-                out = self._order.back(out)
+                out = self._by_plan(site, *(site.order.forward(x) for x in (q, k, v)))
+                out = site.order.back(out)
         else:
             with watch.measure("searched", device):
                 found = self._search(step, site, q, k, v)
-                out = self._order.back(found.out)
+                out = site.order.back(found.out)
             longest = self._look(found, step, layer, branch)
             evaluated = self._evaluated(site)
             with watch.measure("planned", device):
@@ -234,7 +244,14 @@ class Session:
         return out
 
     def _site(
-        self, step: int, layer: int, branch: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        step: int,
+        layer: int,
+        branch: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        text_tokens: int,
     ) -> _Site:
         """The layer's past, if this call goes on from it."""
         where, site = f"layer {layer}, branch '{branch}'", self._sites.get((layer, branch))
@@ -257,7 +274,7 @@ class Session:
                 f"{where}: q is {list(q.shape)}, k and v are {list(k.shape)}; expected "
                 "self-attention, with a K/V head for each query head."
             )
-        signature = (tuple(q.shape), q.dtype, q.device)
+        signature = (tuple(q.shape), q.dtype, q.device, text_tokens)
         if site is not None:
             if site.signature != signature:
                 raise InputError(
@@ -267,7 +284,11 @@ class Session:
                 )
             return site
         B, L, H, D = q.shape
-        self._order.check(L)
+        order = self._orders.get(text_tokens)
+        if order is None:
+            order = TokenOrder(self._order_name, self._grid, text_tokens)
+        order.check(L)
+        self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
         sizes = Geometry(H, M, N, *self._block, L, L, B)
         check_fit(sequences, sizes)
@@ -275,7 +296,7 @@ class Session:
         guard = None
         if self._terms.policy == "auto":
             guard = self._terms.guard(sizes, choice, D, self._regime, SEARCH_LOOK_FRAC)
-        return _Site(signature, sizes, choice, guard)
+        return _Site(signature, order, sizes, choice, guard)
 
     def _by_plan(
         self, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -288,7 +309,7 @@ class Session:
     def _search(
         self, step: int, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Found:
-        q, k, v = (self._order.forward(x) for x in (q, k, v))
+        q, k, v = (site.order.forward(x) for x in (q, k, v))
         memory, schedule = site.memory, None
         if memory.candidates is not None:
             candidates = mask_from_packed(memory.candidates, site.sizes.N)
@@ -299,7 +320,7 @@ class Session:
                 schedule = self._planners.lists(
                     candidates, site.sizes, site.choice, site.first_policies
                 )
-        call = StepCall(step, q, k, v, self._block, self._order.text_tokens, schedule)
+        call = StepCall(step, q, k, v, self._block, site.order.text_tokens, schedule)
         return self.rule.search(call, memory, lambda: self._by_plan(site, q, k, v))
 
     def _look(self, found: Found, step: int, layer: int, branch: str) -> int | None:
@@ -336,6 +357,7 @@ class Session:
 
 
 def _told(signature: tuple[object, ...]) -> str:
-    shape, dtype, device = signature
+    shape, dtype, device, text_tokens = signature
     assert isinstance(shape, tuple)
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+    text = f" with {text_tokens} tokens of text" if text_tokens else ""
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}{text}"
