@@ -10,54 +10,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from wavealign.attention.backends import Choice
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Geometry, Sequences, check_fit
-from wavealign.attention.plans import Plan, Terms, fitting_choice
+from wavealign.attention.plans import Terms, fitting_choice
 from wavealign.errors import InputError, unknown_name
-from wavealign.guard.decide import Guard
 from wavealign.methods.numbers import block_size, whole_number, whole_numbers
-from wavealign.methods.steps import Found, Memory, Rule, StepCall
+from wavealign.methods.steps import Found, Rule, StepCall
 from wavealign.planning.masks import mask_from_packed
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
+from wavealign.sessions.sites import Site, check_signature, check_step
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
 from wavealign.video.grid import TokenGrid
 
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class _Site:
-    """One layer of one branch, replaced as a whole after a call that went well.
-
-    Attributes:
-        signature: shape, dtype and device of its calls, and their tokens of text.
-        order: of the tokens.
-        sizes, choice, guard: of its plans.
-        next_step: the one that is expected.
-        memory: the rule's; candidates as packed bits.
-        plan: of the blocks in use; None before the first search.
-        keep: these blocks, packed.
-        first_policies: of the first plan, one a head; empty before it.
-    """
-
-    signature: tuple[object, ...]
-    order: TokenOrder
-    sizes: Geometry
-    choice: Choice
-    guard: Guard | None
-    next_step: int = 0
-    memory: Memory = dataclasses.field(default_factory=Memory)
-    plan: Plan | None = None
-    keep: torch.Tensor | None = None
-    first_policies: tuple[str, ...] = ()
 
 
 class Session:
@@ -128,7 +99,7 @@ class Session:
         self._regime, self._check_finite = regime, check_finite
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners(self._terms)
-        self._sites: dict[tuple[int, str], _Site] = {}
+        self._sites: dict[tuple[int, str], Site] = {}
         self._tally = Tally()
 
     @property
@@ -206,7 +177,7 @@ class Session:
 
     def _go_on(
         self,
-        site: _Site,
+        site: Site,
         step: int,
         layer: int,
         branch: str,
@@ -252,22 +223,10 @@ class Session:
         k: torch.Tensor,
         v: torch.Tensor,
         text_tokens: int,
-    ) -> _Site:
+    ) -> Site:
         """The layer's past, if this call goes on from it."""
         where, site = f"layer {layer}, branch '{branch}'", self._sites.get((layer, branch))
-        expected = site.next_step if site is not None else 0
-        if not 0 <= step < self.rule.steps:
-            raise InputError(
-                f"{where}: step {step} of a run of {self.rule.steps} steps (0 to "
-                f"{self.rule.steps - 1}); another run begins with reset()."
-            )
-        if step < expected:
-            raise InputError(
-                f"{where}: step {step} was done already; expected step {expected}. Another run "
-                "begins with reset()."
-            )
-        if step > expected:
-            raise InputError(f"{where}: step {step} skips step {expected}.")
+        check_step(where, step, site, self.rule.steps)
         sequences = Sequences.check(q, k, v, "bshd")
         if k.shape != q.shape:
             raise InputError(
@@ -276,12 +235,7 @@ class Session:
             )
         signature = (tuple(q.shape), q.dtype, q.device, text_tokens)
         if site is not None:
-            if site.signature != signature:
-                raise InputError(
-                    f"{where}: q is {_told(signature)} at step {step} and was "
-                    f"{_told(site.signature)} before; expected the same to the end of the run. "
-                    "Another run begins with reset()."
-                )
+            check_signature(where, step, site, signature)
             return site
         B, L, H, D = q.shape
         order = self._orders.get(text_tokens)
@@ -296,10 +250,10 @@ class Session:
         guard = None
         if self._terms.policy == "auto":
             guard = self._terms.guard(sizes, choice, D, self._regime, SEARCH_LOOK_FRAC)
-        return _Site(signature, order, sizes, choice, guard)
+        return Site(signature, order, sizes, choice, guard)
 
     def _by_plan(
-        self, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, site: Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """Attention over the blocks in use, everything before the first search."""
         if site.plan is None:
@@ -307,7 +261,7 @@ class Session:
         return attend_by_plan(q, k, v, plan=site.plan, layout="bshd")
 
     def _search(
-        self, step: int, site: _Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, step: int, site: Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Found:
         q, k, v = (site.order.forward(x) for x in (q, k, v))
         memory, schedule = site.memory, None
@@ -336,13 +290,13 @@ class Session:
             )
         return int(blocks)
 
-    def _evaluated(self, site: _Site) -> torch.Tensor | None:
+    def _evaluated(self, site: Site) -> torch.Tensor | None:
         bits = site.memory.candidates
         if bits is None:
             return None
         return mask_from_packed(bits, site.sizes.N).mean(dtype=torch.float32)
 
-    def _remember(self, site: _Site, found: Found, uses: int, longest: int | None) -> _Site:
+    def _remember(self, site: Site, found: Found, uses: int, longest: int | None) -> Site:
         memory, plan = found.memory, None
         if uses:
             plan = self._planners.plan(
@@ -354,10 +308,3 @@ class Session:
             memory = dataclasses.replace(memory, candidates=bits)
         first = site.first_policies or (plan.policies if plan is not None else ())
         return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
-
-
-def _told(signature: tuple[object, ...]) -> str:
-    shape, dtype, device, text_tokens = signature
-    assert isinstance(shape, tuple)
-    text = f" with {text_tokens} tokens of text" if text_tokens else ""
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}{text}"
