@@ -107,3 +107,43 @@ def liteattention(rows: list[Row]) -> str:
         for row in rows if "of_trajectory" in row
     ]  # fmt: skip
     return table(["liteattention, step of 50", "ms, marking included", "density after it"], body)
+
+
+SHOWN = {
+    "full attention": ("full attention", "#8a919c"),
+    "gsrs, original": ("GSRS, original order", "#d9822b"),
+    "gsrs, resync": ("GSRS, resync", "#3b6fb6"),
+    "topk, auto": ("top-k 20 %", "#3f8f6b"),
+}
+
+
+def plot_steps(out: Path, target: str) -> None:
+    """A call's time at every step, one line a run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from wavealign.report.plots import INK, check_plot, save
+
+    path = check_plot(target)
+    rows = [json.loads(line) for line in (out / "sessions.jsonl").read_text("utf-8").splitlines()]
+    steps = [row for row in rows if row["section"] == "step"]
+    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for name, (label, colour) in SHOWN.items():
+        times = [row["ms"][name] for row in steps]
+        axis.step(
+            [row["step"] for row in steps],
+            times,
+            where="mid",
+            color=colour,
+            linewidth=1.6,
+            label=label,
+        )
+    axis.set_xlabel("step", fontsize=9.5, color=INK)
+    axis.set_ylabel("attention of one layer (ms)", fontsize=9.5, color=INK)
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#e6e9ee", linewidth=0.8)
+    axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    save(figure, path)

@@ -14,8 +14,8 @@ trajectory of `wavealign.methods.trajectory`, V is random: see `gsrs_inputs`.
 - lite: liteattention over fewer steps of the same trajectory; its marking is a torch pass.
 - counters: `wavealign validate --counters` on the masks of the searches (a third of the heads).
 - diffusers: see `gsrs_wan`.
-- report: tables of OUT; and predict: simulates what `counters` measured, from OUT alone. Neither
-  needs a GPU; predict is left out by default.
+- report: tables of OUT, with --plot a picture; and predict: simulates what `counters` measured,
+  from OUT alone. Neither needs a GPU; predict is left out by default.
 
 A call's time is that of CUDA events around it, the device idle before and after, planning and the
 waits of the host included. Results are JSON lines: OUT/sessions.jsonl, OUT/measured.runs.jsonl (of
@@ -318,7 +318,7 @@ def interpret() -> None:
 
 
 def main() -> None:
-    from gsrs_report import report
+    from gsrs_report import plot_steps, report
     from gsrs_wan import diffusers
 
     parser = argparse.ArgumentParser(
@@ -340,8 +340,14 @@ def main() -> None:
                         help="that which has the density of gsrs in docs/gsrs.md")  # fmt: skip
     parser.add_argument("--backend", default=None, help="of the sessions; default: auto")
     parser.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
+    parser.add_argument("--plot", help="with --only report: a picture of each step's time")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
+    if given.only == ["report"]:  # writes nothing to OUT
+        print(report(given.out))
+        if given.plot:
+            plot_steps(given.out, given.plot)
+        return
     if (
         not given.small
         and not torch.cuda.is_available()
