@@ -22,6 +22,18 @@ class MissingCapabilityError(WaveAlignError, RuntimeError):
     """This machine or installation lacks what the request needs (a GPU, an extra)."""
 
 
+class WriteError(WaveAlignError, OSError):
+    """A file couldn't be written to its end, e.g. on a full disk."""
+
+    @classmethod
+    def of(cls, path: object, problem: OSError, kept: str = "nothing was kept") -> WriteError:
+        """The error that names the file, the system's reason and what is left."""
+        reason = problem.strerror or str(problem)
+        error = cls(f"{path}: can't be written ({reason}); {kept}.")
+        error.strerror = reason
+        return error
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
     """An `InputError` for a name that isn't in a registry, with the nearest match.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option, load_heads, mask_options, seed_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 GUARD_ROW_SCHEMA = "wavealign.guard.decision/1"
 
 
-@click.command()
+@click.command(cls=Command)
 @mask_options
 @click.option(
     "--device", default="h200", show_default=True,
