@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
 from contextlib import contextmanager
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import random_mask
 
 from wavealign.cli import main
 from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command
-from wavealign.errors import WriteError
+from wavealign.errors import WriteError, unknown_name
 from wavealign.masks import save_mask
 from wavealign.npz import whole_file
 from wavealign.results import ResultWriter
@@ -205,3 +208,60 @@ def test_names_of_files_need_not_be_text(masks, tmp_path):
         result = wavealign(*arguments, stdout=subprocess.PIPE, env=environment)
         assert result.returncode == 0, result.stderr
     (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_small_launches_have_figures_to_read(tmp_path):
+    path = tmp_path / "small.npz"
+    save_mask(path, random_mask(shape=(1, 8, 8)))
+    (row,) = [
+        json.loads(line)
+        for line in run("sim", "--mask", path, "--policy", "original", "--json").stdout.splitlines()
+    ]
+    shown = run("sim", "--mask", path, "--policy", "original").stdout
+    table = next(line for line in shown.splitlines() if line.startswith("original"))
+    assert f"{row['hbm_read_bytes'] / 1e3:.2f} kB" in table
+    read_ms = float(table.split(" kB")[-1].split(" ms")[0])
+    assert read_ms == pytest.approx(row["time_ms"], rel=0.01)
+    assert f"Requested {row['l2_requested_bytes'] / 1e6:.2f} MB" in shown
+    joules = float(shown.split("takes ")[1].split(" J")[0])
+    assert joules == pytest.approx(row["energy_j"], rel=0.01)
+
+
+def test_sizes_of_a_curve_can_be_told_apart(tmp_path):
+    path = tmp_path / "row.npz"
+    save_mask(path, random_mask(shape=(1, 1, 64), block=(64, 64)))
+    lines = run("curve", "--mask", path, "--policy", "nnz").stdout.splitlines()
+    sizes = [line.split("iB")[0] for line in lines if "iB " in line]
+    assert len(sizes) > 10
+    assert len(set(sizes)) == len(sizes)
+
+
+def test_the_guard_has_no_negative_zero(masks):
+    shown = run("guard", "--mask", masks).stdout
+    assert "of planning (" in shown
+    assert "-0.0%" not in shown
+
+
+def test_one_of_several_arrays_can_be_chosen(tmp_path):
+    path = tmp_path / "two.npz"
+    np.savez(path, first=np.ones((2, 3), bool), second=np.ones((4, 5), bool))
+    found = run("mask", "info", path, "--block", "64")
+    assert found.exit_code == 2
+    assert "Choose one with --key, e.g. --key first." in found.output
+    assert run("mask", "info", path, "--block", "64", "--key", "first").exit_code == 0
+
+
+def test_a_pickle_is_refused_in_one_line(tmp_path, recwarn):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "raw.pt"
+    path.write_bytes(pickle.dumps(torch.zeros(2, 2, dtype=torch.bool), protocol=4))
+    found = run("mask", "info", path)
+    assert found.exit_code == 2
+    assert found.output.count("\n") == 1
+    assert not [w for w in recwarn if "pickle" in str(w.message)]
+
+
+def test_the_beginning_of_a_name_is_recognised():
+    assert "Did you mean 'xattention'?" in str(
+        unknown_name("method", "xatt", ["exact", "xattention"])
+    )

@@ -43,6 +43,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
         valid: every name that would have been accepted.
     """
     names = list(valid)
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    text = str(name)
+    begun = [full for full in names if len(text) > 1 and full.startswith(text)]
+    nearest = begun[:1] or difflib.get_close_matches(text, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return InputError(f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}.")

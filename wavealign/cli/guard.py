@@ -84,7 +84,7 @@ def guard(
     after = sum(head.chosen.time_ms for head in decision.heads)
     click.echo(
         f"\n{loaded.name}: {before:.3g} ms -> {after:.3g} ms + {decision.plan_ms:.2g} ms of "
-        f"planning ({-decision.win_frac:+.1%}). Estimates for {model.setup.device.name}, "
+        f"planning ({0.0 - decision.win_frac:+.1%}). Estimates for {model.setup.device.name}, "
         f"{model.setup.kernel.name}, {regime}; constants {model.profile.source}, planning times: "
         f"{model.profile.plan_source}."
     )

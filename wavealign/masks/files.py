@@ -168,7 +168,8 @@ def _detect(file: ArrayFile) -> str:
         if len(arrays) == 1:
             return "bare:" + arrays.pop()
         parts = sorted({name.rpartition("/")[0] for name in names if name.endswith("mask_packed")})
-        hint = f" Choose one with --key, e.g. --key {parts[0]}." if parts and parts[0] else ""
+        choices = [name for name in parts if name] or sorted(arrays)
+        hint = f" Choose one with --key, e.g. --key {choices[0]}." if choices else ""
         raise file.error(
             f"holds {len(names)} arrays and no schema, so it isn't clear which is the mask; "
             f"{_EXPECTED}.{hint}"
