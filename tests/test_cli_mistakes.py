@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -16,9 +17,10 @@ import pytest
 from click.testing import CliRunner
 from helpers import random_mask
 
+import wavealign.results
 from wavealign.cli import main
-from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command
-from wavealign.errors import WriteError, unknown_name
+from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command, Group
+from wavealign.errors import InputError, WriteError, unknown_name
 from wavealign.masks import save_mask
 from wavealign.npz import whole_file
 from wavealign.results import ResultWriter
@@ -169,7 +171,7 @@ def test_a_picture_on_a_full_disk_is_an_error_without_a_file(masks, tmp_path):
     assert not picture.exists()
 
 
-def wavealign(*arguments, **how):
+def program(*arguments, **how):
     return subprocess.run(
         [sys.executable, "-m", "wavealign.cli", *map(str, arguments)],
         stderr=subprocess.PIPE, check=False, **how,
@@ -179,7 +181,7 @@ def wavealign(*arguments, **how):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110
 def test_a_full_stdout_is_an_error():
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        result = wavealign("policies", stdout=full)
+        result = program("policies", stdout=full)
     assert result.returncode == 1
     assert result.stderr == b"Error: no space left; the output is cut off.\n"
 
@@ -187,7 +189,7 @@ def test_a_full_stdout_is_an_error():
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_may_lack_characters(encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    result = wavealign("policies", stdout=subprocess.PIPE, env=environment)
+    result = program("policies", stdout=subprocess.PIPE, env=environment)
     assert result.returncode == 0, result.stderr
     assert rb"\u03c3" in result.stdout
 
@@ -205,7 +207,7 @@ def test_names_of_files_need_not_be_text(masks, tmp_path):
         ["sim", "--mask", odd, *SMALL, "--quiet", "--out", rows],
         ["report", rows, "-o", tmp_path / "page.html"],
     ):
-        result = wavealign(*arguments, stdout=subprocess.PIPE, env=environment)
+        result = program(*arguments, stdout=subprocess.PIPE, env=environment)
         assert result.returncode == 0, result.stderr
     (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -265,3 +267,62 @@ def test_the_beginning_of_a_name_is_recognised():
     assert "Did you mean 'xattention'?" in str(
         unknown_name("method", "xatt", ["exact", "xattention"])
     )
+
+
+def test_two_processes_never_write_into_one_file(tmp_path):
+    row = simulate(random_mask(), policy="nnz", model="fast")
+    path = tmp_path / "runs.jsonl"
+    with ResultWriter(path) as first:
+        first.write([row])
+        with pytest.raises(InputError, match="another process writes it"), ResultWriter(path):
+            pass
+        first.write([row])
+    assert path.read_text() == 2 * (row.to_json() + "\n")
+    with ResultWriter(path) as again:
+        again.write([row])
+    assert path.read_text() == row.to_json() + "\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["runs.jsonl"]
+
+
+def test_rows_that_a_killed_process_left_are_no_obstacle(tmp_path):
+    (tmp_path / "runs.jsonl.partial").write_text("old\n")
+    row = simulate(random_mask(), policy="nnz", model="fast")
+    with ResultWriter(tmp_path / "runs.jsonl") as writer:
+        writer.write([row])
+    assert (tmp_path / "runs.jsonl").read_text() == row.to_json() + "\n"
+
+
+def test_a_file_system_without_locks_is_written(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(wavealign.results.fcntl, "flock", refuse)
+    row = simulate(random_mask(), policy="nnz", model="fast")
+    with ResultWriter(tmp_path / "runs.jsonl") as writer:
+        writer.write([row])
+    assert (tmp_path / "runs.jsonl").read_text() == row.to_json() + "\n"
+
+
+def failing(problem):
+    @click.command(cls=Command)
+    def work():
+        raise problem
+
+    group = Group("group")
+    group.add_command(work)
+    return CliRunner().invoke(group, ["work"])
+
+
+def test_an_interrupt_inside_a_kernel_is_one():
+    inner, outer = SystemError("unpickle"), SystemError("CPUDispatcher")
+    inner.__cause__, outer.__cause__ = KeyboardInterrupt(), inner
+    result = failing(outer)
+    assert result.exit_code == 1
+    assert result.output.strip() == "Aborted!"
+    assert isinstance(failing(SystemError("something else")).exception, SystemError)
+
+
+def test_too_little_memory_is_an_error():
+    result = failing(MemoryError("Allocation failed"))
+    assert result.exit_code == 1
+    assert "Error: not enough memory (Allocation failed)" in result.output

@@ -228,7 +228,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
         WriteError: writing failed, e.g. on a full disk.
     """
     target = check_writable(path)
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # not another process's
     try:
         with partial.open("wb") as stream:
             yield stream

@@ -102,6 +102,16 @@ class Group(click.Group):
             raise Failure(str(problem), 3) from problem
         except WaveAlignError as problem:
             raise Failure(str(problem), 1) from problem
+        except MemoryError as problem:
+            raise Failure(f"not enough memory ({problem}); fewer heads need less.", 1) from problem
+        except SystemError as problem:
+            # What numba makes of Ctrl-C that comes while a kernel runs.
+            cause: BaseException | None = problem
+            while isinstance(cause, SystemError):
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            raise
         except OSError as problem:
             if problem.errno != errno.ENOSPC:
                 raise
