@@ -7,6 +7,7 @@ import pytest
 from helpers import dense_masks, random_mask
 from hypothesis import given
 
+import wavealign as wa
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask, mask_stats
 
@@ -118,3 +119,32 @@ def test_stats_against_their_definitions(dense):
         assert stats.neighbour_overlap == expected
         assert stats.working_set_blocks == len(set().union(*sets))
     assert total.working_set_blocks == max(stats.working_set_blocks for stats in per_head)
+
+
+def test_scores_are_no_mask():
+    scores = np.random.default_rng(0).random((2, 3, 4))
+    with pytest.raises(InputError, match="Threshold scores first"):
+        BlockMask.from_dense(scores)
+    with pytest.raises(InputError, match="holds -1"):
+        BlockMask.from_dense(-np.ones((1, 2, 2), dtype=np.int64))
+    with pytest.raises(InputError, match="expected bool"):
+        BlockMask.from_dense(np.full((1, 2, 2), "x"))
+    kept = scores > 0.5
+    assert BlockMask.from_dense(kept * 1.0).digest == BlockMask.from_dense(kept).digest
+
+
+def test_a_block_size_is_a_pair():
+    kept = np.ones((2, 2), bool)
+    for make in (
+        lambda: BlockMask.from_dense(kept, 128),
+        lambda: BlockMask.from_csr([0, 1], [0], (1, 1, 1), 128),
+        lambda: BlockMask.from_packed(np.packbits(kept[None], axis=-1), 2, 128),
+    ):
+        with pytest.raises(InputError, match="block is 128; expected tokens"):
+            make()
+
+
+@pytest.mark.parametrize("use", [wa.simulate, lambda mask: wa.build_schedule(mask, "nnz", 4)])
+def test_an_array_is_no_block_mask(use):
+    with pytest.raises(InputError, match=r"is a ndarray; expected a BlockMask, .*from_dense"):
+        use(np.ones((1, 2, 2), bool))

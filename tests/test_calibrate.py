@@ -167,6 +167,7 @@ def test_command_line(tmp_path):
     few = run("--runs", tmp_path, "--device", "h200", "--out", out)
     assert few.exit_code == 2
     assert "can't determine" in few.stderr
+    assert "validate --per-head --counters" in few.stderr
     assert not out.exists()
     done = run("--runs", tmp_path, "--device", "h200", "--all", "--out", out)
     assert done.exit_code == 0, done.output

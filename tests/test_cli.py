@@ -239,7 +239,8 @@ BAD_OPTIONS = {
 def test_bad_options(masks, tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     options, text = BAD_OPTIONS[case]
-    result = run("sim", "--mask", masks, "--out", "out.jsonl", *options)
+    out = [] if "--out" in options else ["--out", "out.jsonl"]
+    result = run("sim", "--mask", masks, *out, *options)
     assert result.exit_code == 2, result.output
     assert text in result.stderr
     assert result.stderr.count("Error") == 1

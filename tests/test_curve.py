@@ -230,7 +230,7 @@ def test_table(masks):
     heading, *table = result.stdout.split("above.\n\n")[1].splitlines()
     assert heading.split() == ["L2", "size", *CURVE_POLICIES]
     (marked,) = (line for line in table if "*" in line)
-    assert marked.split()[:3] == ["2.0", "MiB", "*"]
+    assert marked.split()[:3] == ["2.00", "MiB", "*"]
     assert "2,097,152 bytes (given) = 32 K/V blocks" in result.stdout
     assert "One LRU over whole K/V blocks, a constant time per block" in table[-1]
 

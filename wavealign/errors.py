@@ -22,6 +22,18 @@ class MissingCapabilityError(WaveAlignError, RuntimeError):
     """This machine or installation lacks what the request needs (a GPU, an extra)."""
 
 
+class WriteError(WaveAlignError, OSError):
+    """A file couldn't be written to its end, e.g. on a full disk."""
+
+    @classmethod
+    def of(cls, path: object, problem: OSError, kept: str = "nothing was kept") -> WriteError:
+        """The error that names the file, the system's reason and what is left."""
+        reason = problem.strerror or str(problem)
+        error = cls(f"{path}: can't be written ({reason}); {kept}.")
+        error.strerror = reason
+        return error
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
     """An `InputError` for a name that isn't in a registry, with the nearest match.
 
@@ -31,6 +43,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:
         valid: every name that would have been accepted.
     """
     names = list(valid)
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    text = str(name)
+    begun = [full for full in names if len(text) > 1 and full.startswith(text)]
+    nearest = begun[:1] or difflib.get_close_matches(text, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return InputError(f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}.")

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from wavealign.errors import InputError
+from wavealign.errors import InputError, WriteError
 
 _ZIP_MAGIC = b"PK"
 _NPY_MAGIC = b"\x93NUMPY"
@@ -225,13 +225,16 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
     Raises:
         InputError: the path can't be written.
+        WriteError: writing failed, e.g. on a full disk.
     """
     target = check_writable(path)
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # not another process's
     try:
         with partial.open("wb") as stream:
             yield stream
         partial.replace(target)
+    except OSError as problem:
+        raise WriteError.of(target, problem) from problem
     finally:
         partial.unlink(missing_ok=True)
 

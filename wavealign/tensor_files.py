@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,10 @@ def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
     torch = require("torch", "methods", f"{path}")
     _need_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # A bare pickle is warned about in torch's words before it is refused, or read.
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise InputError(
             f"{path}: holds Python objects that are more than tensors, which are never loaded; "

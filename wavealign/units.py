@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wavealign.errors import InputError
 
@@ -50,14 +50,31 @@ def parse_size(text: str) -> int:
     return round(size_bytes)
 
 
-def format_size(size_bytes: float) -> str:
+def format_size(size_bytes: float, places: int = 1) -> str:
     """A size for people, in powers of 1024: ``"34.0 MiB"``."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{places}f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def decimal_size(largest_bytes: float) -> Callable[[float], str]:
+    """How to write sizes of one column, in the power of 1000 that suits its largest."""
+    factor, unit = next(
+        ((f, u) for f, u in ((10**9, "GB"), (10**6, "MB")) if largest_bytes >= f), (10**3, "kB")
+    )
+    return lambda size_bytes: f"{size_bytes / factor:.2f} {unit}"
+
+
+def decimals(largest: float, unit: str) -> Callable[[float], str]:
+    """How to write figures of one column in a fixed unit: two decimals, more where all are small.
+
+    The largest keeps three digits that count: launches of small masks take microseconds.
+    """
+    places = 2 if largest >= 1 or largest <= 0 else min(2 - math.floor(math.log10(largest)), 9)
+    return lambda value: f"{value:.{places}f} {unit}"
 
 
 def parse_block(text: str) -> tuple[int, int]:

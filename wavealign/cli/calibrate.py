@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
 from wavealign.errors import InputError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from wavealign.sim.recordings import Recording
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--runs", multiple=True, metavar="FILE",
     help="Measured runs (JSON lines, or a folder with runs.jsonl), repeatable.",

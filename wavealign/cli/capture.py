@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
 from wavealign.errors import InputError
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("--layers", required=True, metavar="LIST", help="Transformer blocks, e.g. 0,20-22.")
 @click.option("--heads", metavar="LIST", help="Heads, e.g. 0,3-7; default: all.")
 @click.option("--steps", metavar="LIST", help="Denoising steps from 0, e.g. 10,40; default: all.")

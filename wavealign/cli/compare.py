@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
 from wavealign.errors import InputError, unknown_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _METRICS = ("time_ms", "hbm_read_bytes", "l2_hit_frac", "energy_j")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="[B]", required=False)
 @click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import (
     cores,
     device_options,
@@ -31,7 +32,7 @@ _CAVEAT = (
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @mask_options
 @device_options
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option, seed_option
 from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
@@ -22,7 +22,7 @@ _MADE_STEPS = 50
 _SHOWN = 6
 
 
-@click.command()
+@click.command(cls=Command)
 @qk_options
 @click.option(
     "--trajectory", "length", type=click.IntRange(2), metavar="N",

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavealign.cli.failure import Command
+
 if TYPE_CHECKING:
     from wavealign.gpu.doctor import Backend
 
 DOCTOR_SCHEMA = "wavealign.doctor/1"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--probe", is_flag=True, help="Profile a small kernel: may counters be read?")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def doctor(probe: bool, as_json: bool) -> None:

@@ -1,12 +1,24 @@
-"""Errors on the command line: one message, one exit code."""
+"""Errors on the command line: one message, one exit code; mistakes that every command refuses."""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
 
 from wavealign.errors import InputError, MissingCapabilityError, WaveAlignError
+
+# Parameters of the commands that name a file to write, and files to read.
+_OUTPUTS = {"out", "plot", "save_qk"}
+_INPUTS = {
+    "mask_path", "mask_paths", "schedule_paths", "sources", "runs", "masks", "simulate", "qk_path",
+    "clip", "vit",
+}  # fmt: skip
 
 
 class Failure(click.ClickException):
@@ -17,16 +29,100 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
+class Command(click.Command):
+    """A command that refuses an option given twice, and to write over what it was given.
+
+    click takes the last of two values and says nothing: `--mask a.npz --mask b.npz` would answer
+    for b.npz alone.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and count the options."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter, times in Counter(order).items():
+            single = isinstance(parameter, click.Option) and not (
+                parameter.multiple or parameter.is_flag or parameter.count
+            )
+            if single and times > 1:
+                raise click.UsageError(
+                    f"{parameter.opts[-1]} is given {times} times; it takes one value.", ctx
+                )
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless what it writes would replace what it reads or writes."""
+        options = [p for p in self.params if isinstance(p, click.Option)]
+        for output in options:
+            target = ctx.params.get(output.name or "")
+            if output.name not in _OUTPUTS or not target:
+                continue
+            for other in self.params:
+                if other is output or other.name not in _INPUTS | _OUTPUTS:
+                    continue
+                value = ctx.params.get(other.name)
+                for path in value if isinstance(value, tuple) else (value,):
+                    if path and _same_file(path, target):
+                        option = isinstance(other, click.Option)
+                        spelled = other.opts[-1] if option else other.human_readable_name
+                        raise InputError(
+                            f"{target}: {output.opts[-1]} would overwrite the file that "
+                            f"{spelled} names; choose another one to write."
+                        )
+        return super().invoke(ctx)
+
+
+def _same_file(path: str, target: str) -> bool:
+    """Whether both name one file, whatever the spelling; a folder is none."""
+    if Path(target).exists():
+        return Path(path).exists() and Path(target).is_file() and Path(path).samefile(target)
+    return Path(path).resolve() == Path(target).resolve()
+
+
 class Group(click.Group):
-    """Turns the package's errors into exit codes."""
+    """Turns the package's errors, and the system's, into exit codes."""
+
+    command_class = Command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, writing what a terminal's or pipe's encoding lacks as escapes."""
+        for stream in (sys.stdout, sys.stderr):
+            if getattr(stream, "errors", None) in ("strict", "surrogateescape"):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a full disk behind stdout shows here, not after the exit code
+            return result
         except InputError as problem:
             raise Failure(str(problem), 2) from problem
         except MissingCapabilityError as problem:
             raise Failure(str(problem), 3) from problem
         except WaveAlignError as problem:
             raise Failure(str(problem), 1) from problem
+        except MemoryError as problem:
+            raise Failure(f"not enough memory ({problem}); fewer heads need less.", 1) from problem
+        except SystemError as problem:
+            # What numba makes of Ctrl-C that comes while a kernel runs.
+            cause: BaseException | None = problem
+            while isinstance(cause, SystemError):
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            raise
+        except OSError as problem:
+            if problem.errno != errno.ENOSPC:
+                raise
+            _drop_stdout()
+            where = f"{problem.filename}: " if problem.filename else ""
+            raise Failure(f"{where}no space left; the output is cut off.", 1) from problem
+
+
+def _drop_stdout() -> None:
+    """Send what is still buffered for a full disk nowhere: else Python fails on it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - lives until exit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option, load_heads, mask_options, seed_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 GUARD_ROW_SCHEMA = "wavealign.guard.decision/1"
 
 
-@click.command()
+@click.command(cls=Command)
 @mask_options
 @click.option(
     "--device", default="h200", show_default=True,
@@ -83,7 +84,7 @@ def guard(
     after = sum(head.chosen.time_ms for head in decision.heads)
     click.echo(
         f"\n{loaded.name}: {before:.3g} ms -> {after:.3g} ms + {decision.plan_ms:.2g} ms of "
-        f"planning ({-decision.win_frac:+.1%}). Estimates for {model.setup.device.name}, "
+        f"planning ({0.0 - decision.win_frac:+.1%}). Estimates for {model.setup.device.name}, "
         f"{model.setup.kernel.name}, {regime}; constants {model.profile.source}, planning times: "
         f"{model.profile.plan_source}."
     )

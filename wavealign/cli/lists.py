@@ -7,10 +7,11 @@ import json
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 def policies(as_json: bool) -> None:
     """Row orders, visit orders and aliases, with formula, parameters, cost and source."""
@@ -32,7 +33,7 @@ def policies(as_json: bool) -> None:
     print_table(policy_parameters_table(registry()))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", required=False)
 @json_option
 def methods(name: str | None, as_json: bool) -> None:
@@ -65,7 +66,7 @@ def methods(name: str | None, as_json: bool) -> None:
     click.echo("\nParameters: `wavealign methods NAME`.")
 
 
-@click.command()
+@click.command(cls=Command)
 @json_option
 def devices(as_json: bool) -> None:
     """Device profiles, and where their figures come from (--json)."""

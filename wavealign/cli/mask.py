@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.mask_convert import convert
 from wavealign.cli.mask_make import make
 from wavealign.cli.options import (
@@ -28,7 +29,7 @@ mask.add_command(make)
 mask.add_command(convert)
 
 
-@mask.command()
+@mask.command(cls=Command)
 @click.argument("file")
 @reading_options
 @click.option("--per-head", is_flag=True, help="A row for every head.")

@@ -7,10 +7,11 @@ import json
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option, load_heads, reading_options
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file")
 @click.argument("out")
 @click.option(

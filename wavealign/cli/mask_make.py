@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option, seed_option
 from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wavealign.masks import BlockMask
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--method", required=True, metavar="M",
     help="How blocks are chosen (see `wavealign methods`).",

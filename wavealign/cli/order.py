@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import (
     cores,
     device_options,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wavealign.sim.local_search import Improved
 
 
-@click.command()
+@click.command(cls=Command)
 @mask_options
 @device_options
 @model_options

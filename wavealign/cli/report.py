@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavealign.cli.failure import Command
 from wavealign.cli.options import cores, json_option
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from wavealign.report.rows import Loaded
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sources", nargs=-1, required=True, metavar="DIR_OR_JSONL...")
 @click.option("-o", "--out", default="report.html", show_default=True, metavar="FILE",
               help="The page (replaces FILE).")  # fmt: skip

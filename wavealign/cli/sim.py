@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import (
     cores,
     device_options,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wavealign.sim.setup import Setup
 
 
-@click.command()
+@click.command(cls=Command)
 @mask_options
 @device_options
 @model_options
@@ -138,6 +138,7 @@ def _print_results(
     baselines: dict[int | None, RunResult],
 ) -> None:
     from wavealign.report.tables import launch_lines, print_table, results_table, timing_line
+    from wavealign.units import decimal_size, decimals
 
     launch = [result for result in results if result.head is None]
     for line in launch_lines(loaded.mask, loaded.name, launch[0].heads, setup):
@@ -148,13 +149,16 @@ def _print_results(
         launch.insert(0, baselines[None])
     print_table(results_table(launch, baselines))
     first = launch[0]
-    energy = "" if first.energy_j is None else f" {first.policy} takes {first.energy_j:.2f} J."
+    joules = first.energy_j
+    energy = "" if joules is None else f" {first.policy} takes {decimals(joules, 'J')(joules)}."
+    requested, compulsory = (
+        decimal_size(size)(size) for size in (first.l2_requested_bytes, first.compulsory_bytes)
+    )
     click.echo(
-        f"\nRequested {first.l2_requested_bytes / 1e9:.2f} GB of K/V; compulsory reads "
-        f"{first.compulsory_bytes / 1e9:.2f} GB.{energy} OPT: the least that any cache replacement "
-        "could read in this order. limit: the same rows with all K/V in L2. gap: (1/density) / "
-        f"speedup over dense. Simulated, {setup.model} model, {setup.regime} regime "
-        "(docs/fidelity.md)."
+        f"\nRequested {requested} of K/V; compulsory reads {compulsory}.{energy} OPT: the least "
+        "that any cache replacement could read in this order. limit: the same rows with all K/V in "
+        "L2. gap: (1/density) / speedup over dense. "
+        f"Simulated, {setup.model} model, {setup.regime} regime (docs/fidelity.md)."
     )
     separate = [result for result in results if result.head is not None]
     if separate:

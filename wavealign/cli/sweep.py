@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _LISTS = ("device", "kernel", "l2", "wave", "model", "regime")  # options with c
 _SHOWN_FAILURES = 5
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--mask", "patterns", multiple=True, metavar="PATH", required=True,
     help="Mask file, folder of mask files, or glob in quotes; repeatable.",

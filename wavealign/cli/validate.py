@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavealign.cli.failure import Failure
+from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, fitting_schedule, json_option, load_heads, seed_option
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--gpu", is_flag=True, help="Run on this machine's GPU; nothing else can measure.")
 @click.option(
     "--mask", "mask_paths", multiple=True, metavar="FILE", required=True,

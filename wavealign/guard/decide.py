@@ -54,7 +54,7 @@ class HeadDecision:
             kept = ", kept from before" if self.kept else ""
             return (
                 f"head {self.head}: {c.policy}{kept}, {o.time_ms:.3g} -> {c.time_ms:.3g} ms "
-                f"({-self.win_frac:+.1%}), hits {o.hit:.1%} -> {c.hit:.1%} ({facts})"
+                f"({0.0 - self.win_frac:+.1%}), hits {o.hit:.1%} -> {c.hit:.1%} ({facts})"
             )
         why = "nothing is faster"
         if self.best.policy != "original":

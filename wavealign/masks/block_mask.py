@@ -142,7 +142,7 @@ class BlockMask:
                 "blocks."
             )
         _check_pointers(pointers, blocks.size, H * M)
-        tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+        tokens_q, tokens_kv = tokens or (M * _pair(block)[0], N * block[1])
         return cls(
             pointers,
             _sort_rows(pointers, blocks.astype(np.int32, copy=False)),
@@ -165,7 +165,11 @@ class BlockMask:
     ) -> BlockMask:
         """A mask from a bool array ``(M, N)``, ``(H, M, N)`` or ``(B, H, M, N)``.
 
-        A batch axis is folded into the heads. Other dtypes are read as "not zero".
+        A batch axis is folded into the heads. Integers and floats are read as masks only where
+        every value is 0 or 1: scores would keep every block.
+
+        Raises:
+            InputError: another shape, dtype or value, or sizes that contradict each other.
         """
         dense = np.asarray(mask)
         if dense.ndim not in (2, 3, 4) or 0 in dense.shape:
@@ -173,6 +177,7 @@ class BlockMask:
                 f"a mask array of shape {dense.shape}; expected (M, N), (H, M, N) or "
                 "(B, H, M, N) with no axis of size 0."
             )
+        zeros_and_ones(dense, "a mask array")
         M, N = dense.shape[-2:]
         heads = dense.reshape(-1, M, N)
         counts = np.count_nonzero(heads, axis=-1)
@@ -287,6 +292,51 @@ class BlockMask:
         return state.hexdigest()
 
 
+def zeros_and_ones(array: npt.NDArray[Any], what: str) -> None:
+    """Check that an array's non-zero entries are the kept blocks: bool, or only 0 and 1.
+
+    Args:
+        array: ``(..., M, N)``.
+        what: the array in the words of the error, e.g. ``"'mask'"``.
+
+    Raises:
+        InputError: another dtype, or another value.
+    """
+    if array.dtype == np.bool_:
+        return
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"{what} is {array.dtype}; expected bool (or only zeros and ones).")
+    for part in array.reshape(-1, *array.shape[-2:]):
+        wrong = part[(part != 0) & (part != 1)]
+        if wrong.size:
+            raise InputError(
+                f"{what} is {array.dtype} and holds {wrong[0]}; expected bool, or only zeros "
+                "and ones. Threshold scores first, e.g. scores > cutoff."
+            )
+
+
+def _pair(block: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(block, Sequence) or len(block) != 2:
+        raise InputError(
+            f"block is {block!r}; expected tokens per query block and per K/V block, "
+            "e.g. (128, 64)."
+        )
+    return block
+
+
+def need_block_mask(mask: object) -> None:
+    """Check that a mask is a `BlockMask`, where callers may have an array at hand.
+
+    Raises:
+        InputError: it isn't.
+    """
+    if not isinstance(mask, BlockMask):
+        raise InputError(
+            f"the mask is a {type(mask).__name__}; expected a BlockMask, e.g. "
+            "BlockMask.from_dense(array, block=(128, 128)) or load_mask(FILE).mask."
+        )
+
+
 def _from_heads(
     head: Callable[[int], BoolArray],
     counts: npt.NDArray[np.integer[Any]],
@@ -309,7 +359,7 @@ def _from_heads(
     # numpy releases the interpreter lock in all of this.
     with ThreadPoolExecutor() as pool:
         list(pool.map(fill, range(H)))
-    tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
+    tokens_q, tokens_kv = tokens or (M * _pair(block)[0], N * block[1])
     return BlockMask(indptr, indices, H, M, N, *block, tokens_q, tokens_kv, dict(meta or {}))
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from wavealign.errors import unknown_name
-from wavealign.masks.block_mask import BlockMask
+from wavealign.masks.block_mask import BlockMask, zeros_and_ones
 from wavealign.masks.export import packed
 from wavealign.masks.layouts import LAYOUTS, Given, Layout
 from wavealign.npz import ArrayFile, save_npz
@@ -168,7 +167,8 @@ def _detect(file: ArrayFile) -> str:
         if len(arrays) == 1:
             return "bare:" + arrays.pop()
         parts = sorted({name.rpartition("/")[0] for name in names if name.endswith("mask_packed")})
-        hint = f" Choose one with --key, e.g. --key {parts[0]}." if parts and parts[0] else ""
+        choices = [name for name in parts if name] or sorted(arrays)
+        hint = f" Choose one with --key, e.g. --key {choices[0]}." if choices else ""
         raise file.error(
             f"holds {len(names)} arrays and no schema, so it isn't clear which is the mask; "
             f"{_EXPECTED}.{hint}"
@@ -237,9 +237,9 @@ def _read(file: ArrayFile, layout: str, arguments: dict[str, Any], notes: list[s
         raise file.error(f"'{name}' has shape {array.shape}: an axis of size 0.")
     folded = " (batch folded into heads)" if array.ndim == 4 else ""
     notes.insert(0, f"layout: '{name}', {array.dtype} of shape {list(array.shape)}{folded}")
-    checked = _as_bool(file, name, array)
     with file.blamed():
-        return BlockMask.from_dense(checked, **arguments)
+        zeros_and_ones(array, f"'{name}'")
+        return BlockMask.from_dense(array.astype(bool, copy=False), **arguments)
 
 
 def _read_packed(file: ArrayFile, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
@@ -263,19 +263,3 @@ def _shape(file: ArrayFile) -> tuple[int, int, int]:
     if min(H, M, N) < 1:
         raise file.error(f"'shape' is {(H, M, N)}; expected [H, M, N], each at least 1.")
     return H, M, N
-
-
-def _as_bool(file: ArrayFile, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array as something whose non-zero entries are the kept blocks, or an error."""
-    if array.dtype == np.bool_:
-        return array
-    if array.dtype.kind not in "iuf":
-        raise file.error(f"'{name}' is {array.dtype}; expected bool (or only zeros and ones).")
-    for part in array.reshape(-1, *array.shape[-2:]):
-        wrong = part[(part != 0) & (part != 1)]
-        if wrong.size:
-            raise file.error(
-                f"'{name}' is {array.dtype} and holds {wrong[0]}; expected bool, or only zeros "
-                "and ones. Threshold scores first, e.g. scores > cutoff."
-            )
-    return array

@@ -238,7 +238,7 @@ def _mask(
     tokens = _tokens(file, tokens_name, given)
     indptr = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=indptr[1:])
-    notes.append(f"[H, M, N] = {list(shape)} (batch folded into heads)")
+    notes.append(f"[H, M, N] = {list(shape)} (a batch is folded into heads)")
     with file.blamed():
         return BlockMask.from_csr(indptr, indices, shape, block, tokens)
 

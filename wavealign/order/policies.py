@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, need_block_mask
 from wavealign.order import rows
 from wavealign.order.context import OrderContext
 from wavealign.order.parameters import (
@@ -215,6 +215,7 @@ def build_schedule(
         InputError: an unknown policy, or `wave` < 1.
         MissingCapabilityError: a row order that needs an extra which isn't installed.
     """
+    need_block_mask(mask)
     recipe = policy if isinstance(policy, Policy) else parse_policy(policy)
     if wave < 1:
         raise InputError(f"wave is {wave}; expected at least one row in flight.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from wavealign._extras import require
 from wavealign.errors import InputError
-from wavealign.npz import check_writable
+from wavealign.npz import check_writable, whole_file
 from wavealign.results import RunResult
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -66,9 +66,14 @@ def plot_policies(
 
 
 def save(figure: Any, target: Path) -> None:
-    """Write a picture; no date or version inside: the same results make the same file."""
+    """Write a picture, whole or not at all.
+
+    No date or version is inside: the same results make the same file.
+    """
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    figure.savefig(target, dpi=150, metadata=metadata[target.suffix.lower()])
+    suffix = target.suffix.lower()
+    with whole_file(target) as stream:
+        figure.savefig(stream, dpi=150, metadata=metadata[suffix], format=suffix[1:])
 
 
 def _bars(axis: Any, label: str, values: list[float], text: str, best: int) -> None:

@@ -12,7 +12,7 @@ from wavealign.report.tables import table_frame
 from wavealign.results import RunResult
 from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.run import best_by_condition
-from wavealign.units import format_size
+from wavealign.units import decimal_size, decimals, format_size
 
 _ALWAYS = ("mask", "device")
 _WHERE_SEVERAL = (
@@ -45,9 +45,11 @@ def best_table(records: Sequence[TrialRecord], field: str) -> Table:
             row.policy,
             _figure(row.time_ms, "{:.3f} ms"),
             _ratio(before, row, "time_ms"),
-            _figure(row.hbm_read_bytes, "{:.2f} GB", 1e9),
+            "-"
+            if row.hbm_read_bytes is None
+            else decimal_size(row.hbm_read_bytes)(row.hbm_read_bytes),
             _change(before, row, "hbm_read_bytes"),
-            _figure(row.energy_j, "{:.2f} J"),
+            "-" if row.energy_j is None else decimals(row.energy_j, "J")(row.energy_j),
             _change(before, row, "energy_j"),
             _figure(row.l2_hit_frac, "{:.1f} %", 0.01),
             "-" if not (row.time_ms and row.limit_ms) else f"{row.time_ms / row.limit_ms:.3f}x",

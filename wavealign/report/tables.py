@@ -19,7 +19,7 @@ from wavealign.results import RunResult
 from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sim.setup import Setup
-from wavealign.units import format_size
+from wavealign.units import decimal_size, decimals, format_size
 
 if TYPE_CHECKING:
     from wavealign.methods.diagnostics import Diagnosis
@@ -66,6 +66,8 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
     headings = ("L2 hit", "HBM reads", "change", "OPT", "time", "speedup", "limit", "gap", "binds")
     for heading in headings:
         table.add_column(heading, justify="right")
+    size = decimal_size(max((r.hbm_read_bytes or 0 for r in results), default=0))
+    duration = decimals(max((r.time_ms or 0.0 for r in results), default=0.0), "ms")
     previous = None
     for result in results:
         if previous is not None and result.head != previous.head:
@@ -74,12 +76,12 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
         cells = [
             result.policy,
             _or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
-            _or_dash(result.hbm_read_bytes, lambda v: f"{v / 1e9:.2f} GB"),
+            _or_dash(result.hbm_read_bytes, size),
             _change(result.hbm_read_bytes, base.hbm_read_bytes if base else None),
-            _or_dash(result.belady_bytes, lambda v: f"{v / 1e9:.2f} GB"),
-            _or_dash(result.time_ms, lambda v: f"{v:.2f} ms"),
+            _or_dash(result.belady_bytes, size),
+            _or_dash(result.time_ms, duration),
             _speedup(result.time_ms, base.time_ms if base else None),
-            _or_dash(result.limit_ms, lambda v: f"{v:.2f} ms"),
+            _or_dash(result.limit_ms, duration),
             _or_dash(result.gap, lambda v: f"{v:.2f}"),
             result.bound or "-",
         ]
@@ -95,9 +97,13 @@ def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
     table.add_column("")
     for curve in curves:
         table.add_column(curve.policy, justify="right")
-    for i, size_bytes in enumerate(curves[0].sizes_bytes):
+    sizes_bytes = curves[0].sizes_bytes
+    places = next(
+        (n for n in (1, 2) if len({format_size(s, n) for s in sizes_bytes}) == len(sizes_bytes)), 3
+    )
+    for i, size_bytes in enumerate(sizes_bytes):
         table.add_row(
-            format_size(size_bytes),
+            format_size(size_bytes, places),
             "*" if size_bytes == l2_capacity_bytes else "",
             *(f"{100 * c.hit_frac[i]:.1f}" if c.requested_bytes else "-" for c in curves),
         )

@@ -122,7 +122,9 @@ def calibrate(
     if len(with_hits) < 2 * free or len(masks) < 2:
         raise InputError(
             f"{len(with_hits)} runs with hit ratios of {len(masks)} masks can't determine {free} "
-            f"figures; expected at least {2 * free} runs of 2 masks or more."
+            f"figures; expected at least {2 * free} runs of 2 masks or more, beside those held "
+            "out. Measure more masks, or every head on its own: wavealign validate --per-head "
+            "--counters."
         )
     fitted = _fit_hits(with_hits, profile, entry, progress)
     # Twice: what bandwidth adds to the cycles depends on the cycles of a block.

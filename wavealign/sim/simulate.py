@@ -8,7 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from wavealign._version import __version__
-from wavealign.masks.block_mask import BlockMask
+from wavealign.masks.block_mask import BlockMask, need_block_mask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
 from wavealign.results import RunResult
@@ -52,6 +52,7 @@ def simulate(
     Raises:
         InputError: unknown names, or a schedule that isn't this mask's.
     """
+    need_block_mask(mask)
     setup = Setup.make(
         device,
         kernel,

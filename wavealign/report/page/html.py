@@ -97,7 +97,7 @@ def render(
         data = Markup(_script_safe(json.dumps(table["data"], separators=(",", ":"))))
         return template.render(**fields, table=table, data=data)
 
-    rest = len(with_table(0).encode())
+    rest = len(with_table(0).encode(errors="replace"))
     return with_table(_MOST_BYTES - rest)
 
 
@@ -209,7 +209,7 @@ def write_page(path: str | Path, text: str) -> int:
     """
     from wavealign.npz import whole_file
 
-    data = text.encode("utf-8")
+    data = text.encode("utf-8", "replace")  # file names needn't be text
     with whole_file(path) as stream:
         stream.write(data)
     return len(data)
