@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -326,3 +327,17 @@ def test_too_little_memory_is_an_error():
     result = failing(MemoryError("Allocation failed"))
     assert result.exit_code == 1
     assert "Error: not enough memory (Allocation failed)" in result.output
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "80", "200"])
+def test_a_narrow_terminal_cuts_no_figure(masks, columns):
+    """Below the table's width lines break, and every cell is there."""
+    wide = run("sim", "--mask", masks, *SMALL, "--quiet").stdout.splitlines()
+    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "COLUMNS": columns}
+    result = program(
+        "sim", "--mask", masks, *SMALL, "--quiet", stdout=subprocess.PIPE, env=environment
+    )
+    shown = re.sub("\x1b\\[[0-9;]*m", "", result.stdout.decode())
+    assert "…" not in shown
+    for row in (line for line in wide if line.startswith(("policy", "original", "nnz"))):
+        assert " ".join(row.split()) in " ".join(shown.split())
