@@ -10,6 +10,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import click
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from helpers import random_mask
 
 import wavealign.results
+import wavealign.sim.curve
 from wavealign.cli import main
 from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command, Group
 from wavealign.errors import InputError, WriteError, unknown_name
@@ -26,6 +28,7 @@ from wavealign.masks import save_mask
 from wavealign.npz import whole_file
 from wavealign.results import ResultWriter
 from wavealign.sim import simulate
+from wavealign.sim.curve import hit_curve
 
 SMALL = ["--l2", "1MiB", "--wave", "8", "--policy", "nnz"]
 
@@ -341,3 +344,17 @@ def test_a_narrow_terminal_cuts_no_figure(masks, columns):
     assert "…" not in shown
     for row in (line for line in wide if line.startswith(("policy", "original", "nnz"))):
         assert " ".join(row.split()) in " ".join(shown.split())
+
+
+def test_a_curve_is_replayed_off_the_main_thread(masks, monkeypatch):
+    """There Ctrl-C, which arrives in the main thread, can't crash inside a numba kernel."""
+    threads = []
+
+    def watched(*arguments):
+        threads.append(threading.current_thread())
+        return hit_curve(*arguments)
+
+    monkeypatch.setattr(wavealign.sim.curve, "hit_curve", watched)
+    assert run("curve", "--mask", masks, "--policy", "nnz").exit_code == 0
+    assert threads
+    assert threading.main_thread() not in threads
