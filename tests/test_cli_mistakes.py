@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import click
@@ -18,6 +20,7 @@ from click.testing import CliRunner
 from helpers import random_mask
 
 import wavealign.results
+import wavealign.sim.curve
 from wavealign.cli import main
 from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command, Group
 from wavealign.errors import InputError, WriteError, unknown_name
@@ -25,6 +28,7 @@ from wavealign.masks import save_mask
 from wavealign.npz import whole_file
 from wavealign.results import ResultWriter
 from wavealign.sim import simulate
+from wavealign.sim.curve import hit_curve
 
 SMALL = ["--l2", "1MiB", "--wave", "8", "--policy", "nnz"]
 
@@ -326,3 +330,31 @@ def test_too_little_memory_is_an_error():
     result = failing(MemoryError("Allocation failed"))
     assert result.exit_code == 1
     assert "Error: not enough memory (Allocation failed)" in result.output
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "80", "200"])
+def test_a_narrow_terminal_cuts_no_figure(masks, columns):
+    """Below the table's width lines break, and every cell is there."""
+    wide = run("sim", "--mask", masks, *SMALL, "--quiet").stdout.splitlines()
+    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "COLUMNS": columns}
+    result = program(
+        "sim", "--mask", masks, *SMALL, "--quiet", stdout=subprocess.PIPE, env=environment
+    )
+    shown = re.sub("\x1b\\[[0-9;]*m", "", result.stdout.decode())
+    assert "…" not in shown
+    for row in (line for line in wide if line.startswith(("policy", "original", "nnz"))):
+        assert " ".join(row.split()) in " ".join(shown.split())
+
+
+def test_a_curve_is_replayed_off_the_main_thread(masks, monkeypatch):
+    """There Ctrl-C, which arrives in the main thread, can't crash inside a numba kernel."""
+    threads = []
+
+    def watched(*arguments):
+        threads.append(threading.current_thread())
+        return hit_curve(*arguments)
+
+    monkeypatch.setattr(wavealign.sim.curve, "hit_curve", watched)
+    assert run("curve", "--mask", masks, "--policy", "nnz").exit_code == 0
+    assert threads
+    assert threading.main_thread() not in threads

@@ -119,9 +119,12 @@ def profile_name(given: str | None) -> str:
     own = device_of_gpu(gpu) if gpu else None
     if given is None:
         if own is None:
+            # Without a GPU a policy needs a profile, too: for the rows in flight.
+            rest = ", or a policy instead of 'auto'" if gpu else ""
             raise InputError(
                 f"no device profile for {gpu or 'this machine, which has no NVIDIA GPU'}; name one "
-                "(wavealign devices), or a policy instead of 'auto'."
+                "of `wavealign devices` (attend and plan: device_profile='h200', else "
+                f"profile='h200'){rest}."
             )
         return own
     named = load_device(given).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -104,16 +105,21 @@ def curve(
     }  # fmt: skip
     curves: list[Curve] = []
     lines: list[str] = []
-    with Progress(len(recipes), "replaying", quiet) as progress:
+
+    def one_curve(recipe: str | Schedule) -> Curve:
+        schedule = (
+            build_schedule(mask, recipe, setup.wave, seed, cores())
+            if isinstance(recipe, str)
+            else recipe
+        )
+        return hit_curve(mask, schedule, setup, sizes_bytes)
+
+    # In a thread of its own: Ctrl-C inside a numba kernel can crash the interpreter.
+    with Progress(len(recipes), "replaying", quiet) as progress, ThreadPoolExecutor(1) as thread:
         for recipe in recipes:
-            schedule = (
-                build_schedule(mask, recipe, setup.wave, seed, cores())
-                if isinstance(recipe, str)
-                else recipe
-            )
-            curves.append(hit_curve(mask, schedule, setup, sizes_bytes))
+            curves.append(thread.submit(one_curve, recipe).result())
             lines.extend(_json_lines(curves[-1], terms, __version__))
-            progress.advance(schedule.policy)
+            progress.advance(curves[-1].policy)
     if out:
         with whole_file(out) as stream:
             stream.write("".join(line + "\n" for line in lines).encode())

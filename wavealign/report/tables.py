@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -28,10 +29,24 @@ _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
 
 def print_table(table: Table) -> None:
-    """Write a table to stdout, whole even where stdout is a pipe."""
+    """Write a table to stdout, whole even where stdout is a pipe or a narrow terminal.
+
+    Figures stand in right-aligned columns. They are never shortened: a terminal that is too narrow
+    breaks the lines.
+    """
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
+    if any(column.justify == "right" for column in table.columns):
+        needed = 0
+        for column in table.columns:
+            texts = [str(cell) for cell in (column.header, *column.cells)]
+            column.no_wrap = column.justify == "right"
+            if not column.no_wrap:
+                texts = [word for text in texts for word in text.split()]
+            column.min_width = max((cell_len(text) for text in texts), default=0)
+            needed += column.min_width + table.padding[1] + table.padding[3]
+        console.width = max(console.width, needed)
     console.print(table)
 
 
