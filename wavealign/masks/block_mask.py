@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
+from wavealign.masks.checks import block_pair, check_csr, check_pointers, sort_rows, zeros_and_ones
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -105,7 +106,7 @@ class BlockMask:
                     f"tokens in blocks of {block} make {math.ceil(tokens / block)} blocks, the "
                     f"mask has {blocks}."
                 )
-        _check_csr(self.indptr, self.indices, self.H * self.M, self.N)
+        check_csr(self.indptr, self.indices, self.H * self.M, self.N)
         object.__setattr__(self, "indptr", _frozen(self.indptr, np.int64))
         object.__setattr__(self, "indices", _frozen(self.indices, np.int32))
 
@@ -141,11 +142,11 @@ class BlockMask:
                 f"indices hold K/V block {wrong}; expected 0 to {N - 1} for a mask of {N} K/V "
                 "blocks."
             )
-        _check_pointers(pointers, blocks.size, H * M)
-        tokens_q, tokens_kv = tokens or (M * _pair(block)[0], N * block[1])
+        check_pointers(pointers, blocks.size, H * M)
+        tokens_q, tokens_kv = tokens or (M * block_pair(block)[0], N * block[1])
         return cls(
             pointers,
-            _sort_rows(pointers, blocks.astype(np.int32, copy=False)),
+            sort_rows(pointers, blocks.astype(np.int32, copy=False)),
             H,
             M,
             N,
@@ -292,38 +293,6 @@ class BlockMask:
         return state.hexdigest()
 
 
-def zeros_and_ones(array: npt.NDArray[Any], what: str) -> None:
-    """Check that an array's non-zero entries are the kept blocks: bool, or only 0 and 1.
-
-    Args:
-        array: ``(..., M, N)``.
-        what: the array in the words of the error, e.g. ``"'mask'"``.
-
-    Raises:
-        InputError: another dtype, or another value.
-    """
-    if array.dtype == np.bool_:
-        return
-    if array.dtype.kind not in "iuf":
-        raise InputError(f"{what} is {array.dtype}; expected bool (or only zeros and ones).")
-    for part in array.reshape(-1, *array.shape[-2:]):
-        wrong = part[(part != 0) & (part != 1)]
-        if wrong.size:
-            raise InputError(
-                f"{what} is {array.dtype} and holds {wrong[0]}; expected bool, or only zeros "
-                "and ones. Threshold scores first, e.g. scores > cutoff."
-            )
-
-
-def _pair(block: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(block, Sequence) or len(block) != 2:
-        raise InputError(
-            f"block is {block!r}; expected tokens per query block and per K/V block, "
-            "e.g. (128, 64)."
-        )
-    return block
-
-
 def need_block_mask(mask: object) -> None:
     """Check that a mask is a `BlockMask`, where callers may have an array at hand.
 
@@ -359,7 +328,7 @@ def _from_heads(
     # numpy releases the interpreter lock in all of this.
     with ThreadPoolExecutor() as pool:
         list(pool.map(fill, range(H)))
-    tokens_q, tokens_kv = tokens or (M * _pair(block)[0], N * block[1])
+    tokens_q, tokens_kv = tokens or (M * block_pair(block)[0], N * block[1])
     return BlockMask(indptr, indices, H, M, N, *block, tokens_q, tokens_kv, dict(meta or {}))
 
 
@@ -367,50 +336,3 @@ def _frozen(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any
     frozen = np.ascontiguousarray(array, dtype=dtype).view()
     frozen.flags.writeable = False
     return frozen
-
-
-def _check_pointers(indptr: Int64Array, nnz: int, rows: int) -> None:
-    if indptr.shape != (rows + 1,):
-        raise InputError(
-            f"indptr has shape {indptr.shape}; expected ({rows + 1},): one more than H*M rows."
-        )
-    if indptr[0] != 0 or indptr[-1] != nnz:
-        raise InputError(
-            f"indptr runs from {indptr[0]} to {indptr[-1]}; expected 0 to {nnz}, the number of "
-            "indices."
-        )
-    steps = np.diff(indptr)
-    if steps.size and steps.min() < 0:
-        row = int(np.argmax(steps < 0))
-        raise InputError(
-            f"indptr is not sorted: it falls from {indptr[row]} to {indptr[row + 1]} at row {row}."
-        )
-
-
-def _check_csr(indptr: Int64Array, indices: Int32Array, rows: int, columns: int) -> None:
-    _check_pointers(indptr, len(indices), rows)
-    if not len(indices):
-        return
-    if indices.min() < 0 or indices.max() >= columns:
-        raise InputError(f"indices must lie in 0 to {columns - 1}.")
-    falls = _falls(indptr, indices)
-    if falls.size:
-        row = int(np.searchsorted(indptr, falls[0] + 1, side="right")) - 1
-        raise InputError(
-            f"row {row} lists K/V block {indices[falls[0] + 1]} twice or out of order; expected "
-            "ascending, unique blocks."
-        )
-
-
-def _falls(indptr: Int64Array, indices: Int32Array) -> Int64Array:
-    """Positions whose successor, inside the same row, isn't larger."""
-    falls = np.flatnonzero(indices[1:] <= indices[:-1])
-    # A fall from the last entry of a row to the first of a later one is no fault.
-    return falls[~np.isin(falls + 1, indptr)] if falls.size else falls
-
-
-def _sort_rows(indptr: Int64Array, indices: Int32Array) -> Int32Array:
-    if not _falls(indptr, indices).size:
-        return indices
-    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    return indices[np.lexsort((indices, rows))]

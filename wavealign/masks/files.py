@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from wavealign.errors import unknown_name
-from wavealign.masks.block_mask import BlockMask, zeros_and_ones
+from wavealign.masks.block_mask import BlockMask
+from wavealign.masks.checks import zeros_and_ones
 from wavealign.masks.export import packed
 from wavealign.masks.layouts import LAYOUTS, Given, Layout
 from wavealign.npz import ArrayFile, save_npz
