@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wavealign.methods._importance_call import Call
+from wavealign.methods.exact import fold_columns
 from wavealign.methods.importance import Importance
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of a chunk; a few such tensors live at once
@@ -83,12 +84,12 @@ def _attend(
     result.out[b, rows, h] = (weights @ values).to(result.out.dtype)
     result.lse[b, h, rows] = lse.float()
 
-    sums = _fold(weights, call.block_kv)
+    sums = fold_columns(weights, call.block_kv)
     if call.reference_lse is not None:
         reference = call.reference_lse[b, h, rows].to(lse.dtype)
         sums *= torch.where(reference == -math.inf, 0, (lse - reference).exp())[:, None]
-    means = _fold(sums.T, call.block_q).T
-    means /= _fold(torch.ones_like(lse)[None], call.block_q).T
+    means = fold_columns(sums.T, call.block_q).T
+    means /= fold_columns(torch.ones_like(lse)[None], call.block_q).T
     target = result.weights[b, h, query_blocks[0] : query_blocks[1]]
     if blocks is None:
         target.copy_(means)
@@ -122,13 +123,3 @@ def _distances(call: Call, rows: slice, tokens: Tensor, dtype: torch.dtype) -> T
     return torch.cdist(
         positions[rows], positions[tokens], compute_mode="donot_use_mm_for_euclid_dist"
     )
-
-
-def _fold(values: Tensor, block: int) -> Tensor:
-    """Sums of every `block` columns, ``(rows, ceil(columns / block))``."""
-    rows, columns = values.shape
-    whole = columns // block
-    sums = values[:, : whole * block].reshape(rows, whole, block).sum(-1)
-    if columns % block == 0:
-        return sums
-    return torch.cat([sums, values[:, whole * block :].sum(-1, keepdim=True)], dim=-1)

@@ -74,7 +74,9 @@ def block_mass(q: Tensor, k: Tensor, block_q: int, block_kv: int, causal: bool =
             sums *= torch.where(peak > -math.inf, (peak - top).exp(), 0)
             peak = top
             logits.sub_(torch.where(top > -math.inf, top, 0)).exp_()
-            sums[:, first // block_kv : math.ceil(last / block_kv)] += _fold(logits, block_kv)
+            sums[:, first // block_kv : math.ceil(last / block_kv)] += fold_columns(
+                logits, block_kv
+            )
         sums /= sums.sum(-1, keepdim=True)
         for u in range(start // block_q, math.ceil(stop / block_q)):
             mass[u] = sums[u * block_q - start : (u + 1) * block_q - start].mean(0)
@@ -110,7 +112,7 @@ def _mask_future(logits: Tensor, first_query: int, first_key: int) -> None:
     logits.masked_fill_(j > i, -math.inf)
 
 
-def _fold(values: Tensor, block: int) -> Tensor:
+def fold_columns(values: Tensor, block: int) -> Tensor:
     """Sums of every `block` columns, ``(rows, ceil(columns / block))``."""
     rows, columns = values.shape
     whole = columns // block

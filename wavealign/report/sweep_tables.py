@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from wavealign.report.tables import table_frame
+from wavealign.report.tables import or_dash, table_frame
 from wavealign.results import RunResult
 from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.run import best_by_condition
@@ -45,11 +45,9 @@ def best_table(records: Sequence[TrialRecord], field: str) -> Table:
             row.policy,
             _figure(row.time_ms, "{:.3f} ms"),
             _ratio(before, row, "time_ms"),
-            "-"
-            if row.hbm_read_bytes is None
-            else decimal_size(row.hbm_read_bytes)(row.hbm_read_bytes),
+            or_dash(row.hbm_read_bytes, lambda v: decimal_size(v)(v)),
             _change(before, row, "hbm_read_bytes"),
-            "-" if row.energy_j is None else decimals(row.energy_j, "J")(row.energy_j),
+            or_dash(row.energy_j, lambda v: decimals(v, "J")(v)),
             _change(before, row, "energy_j"),
             _figure(row.l2_hit_frac, "{:.1f} %", 0.01),
             "-" if not (row.time_ms and row.limit_ms) else f"{row.time_ms / row.limit_ms:.3f}x",

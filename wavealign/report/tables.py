@@ -90,14 +90,14 @@ def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunR
         base = baselines.get(result.head)
         cells = [
             result.policy,
-            _or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
-            _or_dash(result.hbm_read_bytes, size),
+            or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
+            or_dash(result.hbm_read_bytes, size),
             _change(result.hbm_read_bytes, base.hbm_read_bytes if base else None),
-            _or_dash(result.belady_bytes, size),
-            _or_dash(result.time_ms, duration),
+            or_dash(result.belady_bytes, size),
+            or_dash(result.time_ms, duration),
             _speedup(result.time_ms, base.time_ms if base else None),
-            _or_dash(result.limit_ms, duration),
-            _or_dash(result.gap, lambda v: f"{v:.2f}"),
+            or_dash(result.limit_ms, duration),
+            or_dash(result.gap, lambda v: f"{v:.2f}"),
             result.bound or "-",
         ]
         table.add_row(*([str(result.head)] if per_head else []), *cells)
@@ -150,7 +150,7 @@ def stats_table(
             str(stats.row_nnz_min),
             str(stats.row_nnz_max),
             str(stats.empty_rows),
-            _or_dash(stats.neighbour_overlap, lambda v: f"{v:.2f}"),
+            or_dash(stats.neighbour_overlap, lambda v: f"{v:.2f}"),
             format_size(working_set),
             f"{working_set / setup.l2_capacity_bytes:.2f}x",
             *([f"{recalls[index]:.3f}"] if recalls is not None else []),
@@ -265,7 +265,8 @@ def table_frame() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
-def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+def or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    """A figure in words, or a dash where there is none."""
     return "-" if value is None else text(value)
 
 
