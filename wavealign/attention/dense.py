@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from wavealign.attention.inputs import DTYPE_NAMES, Geometry
@@ -35,7 +37,7 @@ def attend_dense(
         sizes = Geometry(H, blocks, blocks, _BLOCK, _BLOCK, L, L, B)
         problem = sizes.problem(B, k.shape[2], D, DTYPE_NAMES.get(q.dtype, str(q.dtype)))
         for kernel in _kernels(backend):
-            if kernel.missing() or kernel.capabilities.refusal(problem, (9, 0)):
+            if kernel.capabilities.refusal(problem, (9, 0)):
                 continue
             inputs = Inputs(q.contiguous(), k.contiguous(), v.contiguous())
             return kernel.bind_dense(problem, inputs).launch()[0]
@@ -43,9 +45,10 @@ def attend_dense(
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
+@functools.cache
 def _kernels(backend: str) -> tuple[Backend, ...]:
+    """Those that are installed, in order; looking for them at every call would take longer."""
     from wavealign.gpu.fa4 import FlashAttention4
 
-    if backend == "triton":
-        return (TritonRows(),)
-    return FlashAttention4(), TritonRows()
+    wanted = (TritonRows(),) if backend == "triton" else (FlashAttention4(), TritonRows())
+    return tuple(kernel for kernel in wanted if kernel.missing() is None)
