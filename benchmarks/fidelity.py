@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from wavealign.results import RunResult
+from wavealign.runs.ranking import rank
+from wavealign.runs.result import Result
 from wavealign.sim.calibrate import replay, replay_errors
-from wavealign.sim.ranking import rank
 from wavealign.sim.recordings import Recording, load_recordings
 from wavealign.sim.setup import Setup
 
@@ -63,7 +63,7 @@ def main() -> None:
         _plot(found, results, arguments.plot)
 
 
-def _table(found: list[Recording], results: list[RunResult]) -> None:
+def _table(found: list[Recording], results: list[Result]) -> None:
     print(f"{'run':64} {'hit':>6} {'sim':>6} {'diff':>6} {'ms':>7} {'sim':>7} {'diff':>6}")
     for recording, result in zip(found, results, strict=True):
         hit, ms = recording.measured.l2_hit_frac, recording.measured.time_ms
@@ -78,7 +78,7 @@ def _tile(recording: Recording) -> tuple[int, int]:
     return recording.mask.block_q, recording.mask.block_kv
 
 
-def _summary(found: list[Recording], results: list[RunResult]) -> None:
+def _summary(found: list[Recording], results: list[Result]) -> None:
     errors = replay_errors(found, results)
     tile = _tile(found[0])
     print(f"\n{tile[0]}x{tile[1]}, {len(found)} runs")
@@ -105,7 +105,7 @@ def _groups(found: list[Recording]) -> dict[tuple[str, str], list[int]]:
     return groups
 
 
-def _speedup_errors(found: list[Recording], results: list[RunResult]) -> Iterator[float]:
+def _speedup_errors(found: list[Recording], results: list[Result]) -> Iterator[float]:
     for members in _groups(found).values():
         base = [
             i for i in members if found[i].schedule.policy in ("original", "original/ascending")
@@ -116,7 +116,7 @@ def _speedup_errors(found: list[Recording], results: list[RunResult]) -> Iterato
                 yield results[base[0]].time_ms / results[i].time_ms / measured - 1
 
 
-def _ranking(found: list[Recording], results: list[RunResult]) -> None:
+def _ranking(found: list[Recording], results: list[Result]) -> None:
     """Does the simulator choose well? Pairs whose measured times differ by more than 1 %."""
     rankings = [
         rank([results[i].time_ms for i in members], [found[i].measured.time_ms for i in members])
@@ -133,7 +133,7 @@ def _ranking(found: list[Recording], results: list[RunResult]) -> None:
     )
 
 
-def _plot(found: list[Recording], results: list[RunResult], path: Path) -> None:
+def _plot(found: list[Recording], results: list[Result], path: Path) -> None:
     """Simulated against measured: hit ratio, and time of the policies of a mask."""
     from matplotlib.figure import Figure
 

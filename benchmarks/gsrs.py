@@ -49,13 +49,13 @@ if "--small" in sys.argv:
 
 import torch
 
-from wavealign.methods._importance_call import check_call
-from wavealign.methods._importance_launch import Search, Tiles
-from wavealign.methods.importance import SCRATCH_BYTES, attend_with_importance
+from wavealign.gpu.importance.attend import SCRATCH_BYTES, attend_with_importance
+from wavealign.gpu.importance.call import check_call
+from wavealign.gpu.importance.launch import Search, Tiles
 from wavealign.methods.select import top_p
 from wavealign.planning import ListLayout, Planner
-from wavealign.video.grid import TokenGrid
-from wavealign.video.orders import token_order
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.orders import token_order
 
 POLICIES = ("original", "lockstep", "resync")
 TARGETS = (

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from wavealign.methods.select import top_p
-from wavealign.video.grid import TokenGrid
-from wavealign.video.orders import token_order
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.orders import token_order
 
 _AHEAD_CYCLES = 2_000_000  # a millisecond: the host has queued what it can before it may start
 

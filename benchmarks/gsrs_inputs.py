@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from wavealign.methods.sources import QKSource, TensorSource
-from wavealign.methods.trajectory import NoisyTrajectory, synthetic_qk
-from wavealign.video.grid import TokenGrid
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.sources import QKSource, TensorSource
+from wavealign.qk.trajectory import NoisyTrajectory, synthetic_qk
 
 
 class Steps:
@@ -87,8 +87,8 @@ def clip_source(
         clip_frames: that the heads' temperatures are calibrated over; the grid has the first ones.
         device: where to compute.
     """
-    from wavealign.video.clip_source import ClipSource
-    from wavealign.video.vit import ImageViT
+    from wavealign.qk.clip_source import ClipSource
+    from wavealign.qk.vit import ImageViT
 
     whole = dataclasses.replace(grid, frames=max(grid.frames, clip_frames))
     made = ClipSource.make(clip, ImageViT.load(vit), whole, layers, step=1, device=device)

@@ -10,7 +10,7 @@ r"""GSRS beside AdaSpa, LiteAttention and top-k, and what its masks mean for L2:
         --method random --out r.npz --save-qk large.safetensors
 
 Without them synthetic Q and K stand in. Steps are made by noise that falls
-(wavealign.methods.trajectory): everything here is on that trajectory. Recall is computed, exactly;
+(wavealign.qk.trajectory): everything here is on that trajectory. Recall is computed, exactly;
 hit ratios, HBM reads and times are simulated; planning times are the guard profile's. On the CPU.
 """
 
@@ -28,20 +28,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from wavealign.gpu.importance.attend import Importance
 from wavealign.guard.profile import load_guard_profile
 from wavealign.masks import BlockMask, mask_stats
-from wavealign.methods import adaspa, gsrs
-from wavealign.methods.adaspa import AdaSpa
 from wavealign.methods.exact import recall
-from wavealign.methods.gsrs import Gsrs
-from wavealign.methods.importance import Importance
-from wavealign.methods.liteattention import still_needed
 from wavealign.methods.select import select_top_k, select_top_p
-from wavealign.methods.sources import FileSource, QKSource, TensorSource
-from wavealign.methods.steps import Found, Memory, Rule, StepCall
-from wavealign.methods.trajectory import NoisyTrajectory, synthetic_qk
+from wavealign.qk import TokenGrid, token_order
+from wavealign.qk.sources import FileSource, QKSource, TensorSource
+from wavealign.qk.trajectory import NoisyTrajectory, synthetic_qk
+from wavealign.sessions import adaspa, gsrs
+from wavealign.sessions.adaspa import AdaSpa
+from wavealign.sessions.gsrs import Gsrs
+from wavealign.sessions.liteattention import still_needed
+from wavealign.sessions.rule import Found, Memory, Rule, StepCall
 from wavealign.sim import simulate
-from wavealign.video import TokenGrid, token_order
 
 STEPS = 50
 BLOCK = 64  # of the small clip: rows of some hundred blocks, at exact cost

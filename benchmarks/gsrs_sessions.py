@@ -5,7 +5,7 @@
 
 118,800 tokens (a grid of 33x45x80, Hilbert order), 24 heads of 128, bf16, 50 steps. Q and K are
 those of the clip of docs/methods.md (its first 33 frames; ViT layers 2, 5, 8 and 11) on the made
-trajectory of `wavealign.methods.trajectory`, V is random: see `gsrs_inputs`.
+trajectory of `wavealign.qk.trajectory`, V is random: see `gsrs_inputs`.
 
 - session: a run of gsrs by each policy, gsrs without reduced search, adaspa and topk, and full
   attention at every step. All of them step side by side, in turn, over the same inputs, so that the
@@ -48,8 +48,8 @@ from gsrs_counters import counters, predict, save_masks, to_mask
 from gsrs_inputs import Steps, clip_source, small_source
 
 from wavealign.masks import BlockMask
+from wavealign.qk.grid import TokenGrid
 from wavealign.sessions import Session, make_session
-from wavealign.video.grid import TokenGrid
 
 POLICIES = ("original", "lockstep", "resync", "auto")
 SEARCHES = (10, 20, 30, 40)
@@ -89,7 +89,7 @@ def dense_kernels(bench: Bench) -> dict[str, Attend]:
     from wavealign.attention.inputs import Geometry
     from wavealign.gpu.fa4 import FlashAttention4
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.rows import TritonRows
+    from wavealign.gpu.row_table import TritonRows
 
     blocks = -(-bench.grid.tokens // bench.block)
     tokens = bench.grid.tokens
@@ -309,8 +309,8 @@ def lite(bench: Bench, steps: Steps, count: int, threshold: float) -> None:
 
 def interpret() -> None:
     """Searches by the interpreted Triton kernel rather than by torch."""
-    from wavealign.methods import adaspa, gsrs
-    from wavealign.methods.importance import attend_with_importance
+    from wavealign.gpu.importance.attend import attend_with_importance
+    from wavealign.sessions import adaspa, gsrs
 
     for module in (adaspa, gsrs):
         by_triton = functools.partial(attend_with_importance, kernel="triton")

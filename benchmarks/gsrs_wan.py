@@ -2,7 +2,7 @@
 
 Wan2.1-1.3B's widths (12 heads of 128, feed-forward 8,960), two layers, random weights. Random
 weights attend to all tokens alike, so the queries' norms are scaled until masks are sparse, and
-the latents are smooth; noise falls over the steps as in `wavealign.methods.trajectory`. Time is
+the latents are smooth; noise falls over the steps as in `wavealign.qk.trajectory`. Time is
 that of a whole step of the model. What masks such a model has says nothing of a trained one.
 """
 
@@ -16,7 +16,7 @@ import torch
 from gsrs_bench import Bench
 from production_wan import wan_inputs, wan_model
 
-from wavealign.methods.trajectory import START
+from wavealign.qk.trajectory import START
 
 _SHARPER = 6.0
 P = (0.95, 0.9)

@@ -15,7 +15,6 @@ extra `orders`; some 25 minutes of CPU time.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 import json
 import statistics
@@ -34,7 +33,7 @@ from wavealign.order import Schedule, parse_policy
 from wavealign.order.context import OrderContext
 from wavealign.order.policies import visiting_lists
 from wavealign.report.progress import Progress
-from wavealign.results import RunResult
+from wavealign.runs.result import FIELDS
 from wavealign.sim import Setup, run_schedule
 from wavealign.sim.local_search import improve
 
@@ -149,7 +148,7 @@ def simulate(path: Path, device: str, rows: str, policies: list[str]) -> list[Ro
             order, rows_ms, lists_ms = schedule.row_order, spent, lists_ms - spent
         belady = policy in BOUNDED
         result = run_schedule(mask, schedule, setup, name=_name(path), belady=belady)
-        result = dataclasses.replace(result, density=mask.density)
+        result = result.replaced(density=mask.density)
         row = json.loads(result.to_json())
         found.append(
             {k: v for k, v in row.items() if v is not None or k in _NEEDED}
@@ -158,7 +157,7 @@ def simulate(path: Path, device: str, rows: str, policies: list[str]) -> list[Ro
     return found
 
 
-_NEEDED = {f.name for f in dataclasses.fields(RunResult) if f.default is dataclasses.MISSING}
+_NEEDED = FIELDS[: FIELDS.index("version") + 1]
 
 
 def run(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 
 POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
 HBM_BYTES_PER_S = 4.8e12  # NVIDIA H200 datasheet
@@ -38,7 +38,7 @@ PAPER = {
     "HBM reads saved, svd+nnz": (0.8071, 0.9211),
 }
 
-Rows = dict[str, RunResult]
+Rows = dict[str, Result]
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     if arguments.command == "run":
         sys.exit(_run(arguments.masks, arguments.out, arguments.repeats))
     rows = [
-        RunResult.from_json(line)
+        Result.from_json(line)
         for path in arguments.runs
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
@@ -71,7 +71,7 @@ def _run(masks: Iterable[str], out: str, repeats: str) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _tables(rows: list[RunResult]) -> None:
+def _tables(rows: list[Result]) -> None:
     launches: dict[str, Rows] = {}
     for row in rows:
         head = "" if row.head is None else f"[{row.head}]"
@@ -93,7 +93,7 @@ def _tables(rows: list[RunResult]) -> None:
 def _print(
     title: str,
     launches: dict[str, Rows],
-    cell: Callable[[RunResult, RunResult], str],
+    cell: Callable[[Result, Result], str],
 ) -> None:
     policies = [p for p in POLICIES if any(p in found for found in launches.values())]
     print(f"{title}\n\n| mask | tokens | density | {' | '.join(policies)} |")
@@ -111,27 +111,27 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _gap(row: RunResult, _: RunResult) -> str:
+def _gap(row: Result, _: Result) -> str:
     return "-" if row.gap is None else f"{row.gap:.2f}"
 
 
-def _share(row: RunResult, _: RunResult) -> str:
+def _share(row: Result, _: Result) -> str:
     if row.hbm_read_bytes is None or not row.counters_ms:
         return "-"
     return _percent(row.hbm_read_bytes / (row.counters_ms * 1e-3) / HBM_BYTES_PER_S)
 
 
-def _saved(row: RunResult, base: RunResult) -> str:
+def _saved(row: Result, base: Result) -> str:
     if row.hbm_read_bytes is None or not base.hbm_read_bytes:
         return "-"
     return f"{100 * (row.hbm_read_bytes / base.hbm_read_bytes - 1):+.1f} %"
 
 
-def _speedup(row: RunResult, base: RunResult) -> str:
+def _speedup(row: Result, base: Result) -> str:
     return f"{base.time_ms / row.time_ms:.3f}" if row.time_ms and base.time_ms else "-"
 
 
-def _split(row: RunResult, base: RunResult) -> str:
+def _split(row: Result, base: Result) -> str:
     if not (row.counters_ms and base.counters_ms and row.clock_ghz and base.clock_ghz):
         return "-"
     clock = row.clock_ghz / base.clock_ghz

@@ -10,8 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from wavealign.masks import BlockMask
-from wavealign.results import RunResult
-from wavealign.sweep.records import TrialRecord, TrialSpec
+from wavealign.runs.launch import Launch
+from wavealign.runs.result import Result
+from wavealign.runs.trial import TrialRecord
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
@@ -65,6 +66,17 @@ def row_lists(schedule_or_mask):
     ]
 
 
+def dense_attention(q, k, v, mask):
+    """Masked attention the textbook way, in float64; rows without keys give 0."""
+    kept = np.stack([head.to_dense() for head in mask.heads()])
+    kept = kept.repeat(mask.block_q, 1).repeat(mask.block_kv, 2)
+    scores = np.einsum("mhd,nhd->hmn", q, k)[:, : mask.tokens_q, : mask.tokens_kv]
+    weights = np.where(kept[:, : mask.tokens_q, : mask.tokens_kv], np.exp(scores), 0.0)
+    total = weights.sum(-1, keepdims=True)
+    out = weights / np.where(total == 0, 1, total) @ v.transpose(1, 0, 2)
+    return out.transpose(1, 0, 2)
+
+
 def run_result(**changes):
     """A simulated row; `changes` replace its fields."""
     fields = {
@@ -100,7 +112,7 @@ def run_result(**changes):
         "bound": None,
         "version": "0.1.0",
     }
-    return RunResult(**{**fields, **changes})
+    return Result.of(**{**fields, **changes})
 
 
 def measured_result(**changes):
@@ -131,7 +143,7 @@ def trial(result=None, error=None, planning_ms=5.0, **spec):
         fields |= {name: getattr(result, name) for name in fields if hasattr(result, name)}
         fields |= {"head_dim": 128, "dtype": "bf16"}
     status = "failed" if error else "done"
-    made = TrialSpec(**{**fields, **spec})
+    made = Launch(**{**fields, **spec})
     return TrialRecord(made, status, result, error, planning_ms if result else None, 1.0, "w")
 
 

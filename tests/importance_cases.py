@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from wavealign.methods._importance_call import check_call
-from wavealign.methods._importance_launch import Search, Tiles
-from wavealign.methods.importance import Importance, attend_with_importance
+from wavealign.gpu.importance.attend import Importance, attend_with_importance
+from wavealign.gpu.importance.call import check_call
+from wavealign.gpu.importance.launch import Search, Tiles
 from wavealign.methods.select import top_p
 from wavealign.planning import Planner
 

@@ -93,7 +93,7 @@ HEAVY = {"numba", "scipy", "numpy", "torch", "matplotlib", "rich", "jinja2"}
             "except SystemExit: pass",
             HEAVY,
         ),
-        ("import wavealign.methods, wavealign.video", HEAVY - {"numpy"}),
+        ("import wavealign.methods, wavealign.qk", HEAVY - {"numpy"}),
     ],
 )
 def test_nothing_heavy_is_imported_early(code, forbidden):

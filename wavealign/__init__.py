@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wavealign.guard import Guard
     from wavealign.masks import BlockMask, load_mask, mask_stats, save_mask
     from wavealign.order import Schedule, build_schedule
-    from wavealign.results import RunResult
+    from wavealign.runs.result import RunResult
     from wavealign.sim import load_device, simulate
 
 _HOMES = {
@@ -28,7 +28,7 @@ _HOMES = {
     "MissingCapabilityError": "wavealign.errors",
     "Plan": "wavealign.attention",
     "Reuse": "wavealign.attention",
-    "RunResult": "wavealign.results",
+    "RunResult": "wavealign.runs.result",
     "Schedule": "wavealign.order",
     "WaveAlignError": "wavealign.errors",
     "attend": "wavealign.attention",

@@ -11,7 +11,7 @@ from wavealign.attention.inputs import Geometry, Sequences
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.rows import is_hopper
+from wavealign.gpu.row_table import is_hopper
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.planner import DeviceSchedule
 
@@ -122,7 +122,7 @@ def run(
 
 def _backend(name: str) -> Backend:
     if name == "triton":
-        from wavealign.gpu.rows import TritonRows
+        from wavealign.gpu.row_table import TritonRows
 
         return TritonRows()
     from wavealign.gpu.fa4 import FlashAttention4
@@ -140,7 +140,7 @@ def _problem(sizes: Geometry, sequences: Sequences | None):  # type: ignore[no-u
 def _triton(
     sizes: Geometry, schedule: DeviceSchedule, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from wavealign.gpu.rows import TritonRows
+    from wavealign.gpu.row_table import TritonRows
 
     kernel = TritonRows().bind_arrays(
         sizes.problem(inputs.q.shape[0], inputs.k.shape[2], inputs.q.shape[3], "bf16"),

@@ -9,7 +9,7 @@ import torch
 from wavealign.attention.inputs import DTYPE_NAMES, Geometry
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.rows import TritonRows, is_hopper
+from wavealign.gpu.row_table import TritonRows, is_hopper
 
 _BLOCK = 128  # rows of a CTA; the mask, if there were one, would have blocks of so many tokens
 

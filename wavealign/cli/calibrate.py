@@ -16,7 +16,7 @@ from wavealign.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wavealign.results import RunResult
+    from wavealign.runs.result import Result
     from wavealign.sim.devices import DeviceProfile
     from wavealign.sim.recordings import Recording
 
@@ -125,7 +125,7 @@ def _with_provenance(profile: DeviceProfile, kernel: str, note: str) -> DevicePr
 
 
 def _print_errors(
-    label: str, part: Sequence[Recording], results: Sequence[RunResult], as_json: bool
+    label: str, part: Sequence[Recording], results: Sequence[Result], as_json: bool
 ) -> None:
     import numpy as np
 

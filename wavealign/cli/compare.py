@@ -12,7 +12,7 @@ from wavealign.cli.options import json_option
 from wavealign.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from wavealign.report.rows import Row
+    from wavealign.runs.files import Row
 
 _METRICS = ("time_ms", "hbm_read_bytes", "l2_hit_frac", "energy_j")
 
@@ -71,9 +71,9 @@ def compare(
         noise_line,
         records,
     )
-    from wavealign.report.metrics import METRICS
-    from wavealign.report.pairs import KEY_FIELDS, compare_rows
-    from wavealign.report.rows import load_rows
+    from wavealign.runs.files import load_rows
+    from wavealign.runs.metrics import METRICS
+    from wavealign.runs.pairing import KEY_FIELDS, compare_rows
 
     if (a_policy is None) != (b_policy is None):
         raise InputError("--a-policy and --b-policy belong together; only one was given.")
@@ -140,11 +140,9 @@ def _chosen(
     Raises:
         InputError: a condition that can't be read, or that no row meets.
     """
-    import dataclasses
+    from wavealign.runs.result import FIELDS
 
-    from wavealign.results import RunResult
-
-    valid = [field.name for field in dataclasses.fields(RunResult)]
+    valid = list(FIELDS)
     wanted = [] if policy is None else [("policy", policy)]
     for condition in conditions:
         name, equals, value = condition.partition("=")

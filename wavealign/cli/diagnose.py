@@ -16,7 +16,7 @@ from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
 if TYPE_CHECKING:
-    from wavealign.methods.trajectory import Place, Trajectory
+    from wavealign.qk.trajectory import Place, Trajectory
 
 _MADE_STEPS = 50
 _SHOWN = 6
@@ -75,7 +75,7 @@ def diagnose(
 
         check_plot(plot)
     require("torch", "methods", "wavealign diagnose")
-    from wavealign.methods.diagnostics import diagnose_head
+    from wavealign.gpu.importance.diagnostics import diagnose_head
     from wavealign.report.progress import Progress
 
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ def _open(
 ) -> tuple[Trajectory, Any]:
     """The trajectory, and how its tokens lie."""
     from wavealign.methods.make import make_site
-    from wavealign.methods.trajectory import CapturedTrajectory, NoisyTrajectory
+    from wavealign.qk.trajectory import CapturedTrajectory, NoisyTrajectory
 
     if _made(qk, length):
         if qk["clip"] is None and qk["qk_path"] is not None and Path(qk["qk_path"]).is_dir():
@@ -163,7 +163,7 @@ def _work(
     layers: str | None,
     made: bool,
 ) -> list[tuple[int, Place]]:
-    from wavealign.methods.trajectory import CapturedTrajectory
+    from wavealign.qk.trajectory import CapturedTrajectory
     from wavealign.units import format_heads, parse_heads
 
     there = trajectory.steps

@@ -13,8 +13,8 @@ import click
 from wavealign.errors import InputError, MissingCapabilityError
 
 if TYPE_CHECKING:
-    from wavealign.methods.sources import QKSource
-    from wavealign.video import TokenGrid
+    from wavealign.qk import TokenGrid
+    from wavealign.qk.sources import QKSource
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def open_source(
     options: Mapping[str, Any], stack: ExitStack, needed: bool, quiet: bool = False
 ) -> QKSource | None:
     """The source of Q and K that the options name, closed with the stack."""
-    from wavealign.methods.sources import FileSource
+    from wavealign.qk.sources import FileSource
 
     check_device(options["device"])
     if options["clip"] is not None:
@@ -119,15 +119,15 @@ def open_source(
 def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     """The clip through the ViT, with its own progress."""
     from wavealign._extras import require
-    from wavealign.methods.sources import save_qk
     from wavealign.npz import check_writable
+    from wavealign.qk import find_model
+    from wavealign.qk.sources import save_qk
     from wavealign.report.progress import Progress
     from wavealign.units import parse_heads
-    from wavealign.video import find_model
 
     require("av", "video", "--clip")
-    from wavealign.video.clip_source import ClipSource
-    from wavealign.video.vit import ImageViT
+    from wavealign.qk.clip_source import ClipSource
+    from wavealign.qk.vit import ImageViT
 
     grid = choose_grid(options)
     assert grid is not None
@@ -170,7 +170,7 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
 
 def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> TokenGrid | None:
     """The token grid that the options name, or else the file of Q and K, if any."""
-    from wavealign.video import TokenGrid, find_model
+    from wavealign.qk import TokenGrid, find_model
 
     model = find_model(options["model"])
     if options["clip"] is not None and options["grid_text"] is None and options["size"] is None:

@@ -34,9 +34,9 @@ def recall_of(
     from wavealign.methods.exact import block_mass, recall
     from wavealign.methods.make import ordered
     from wavealign.methods.site import Site
-    from wavealign.methods.sources import FileSource
+    from wavealign.qk import TokenGrid, token_order
+    from wavealign.qk.sources import FileSource
     from wavealign.report.progress import Progress
-    from wavealign.video import TokenGrid, token_order
 
     check_device(device)
     meta = mask.meta

@@ -14,7 +14,7 @@ from wavealign.cli.options import cores, json_option
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
     from wavealign.report.page.gather import Unit
-    from wavealign.report.rows import Loaded
+    from wavealign.runs.files import Loaded
 
 
 @click.command(cls=Command)
@@ -58,7 +58,7 @@ def report(
     from wavealign.report.page.curves import curve_sets
     from wavealign.report.page.gather import blocks
     from wavealign.report.page.html import render, write_page
-    from wavealign.report.rows import load_rows
+    from wavealign.runs.files import load_rows
     from wavealign.units import parse_block
 
     check_writable(out)

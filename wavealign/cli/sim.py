@@ -22,7 +22,7 @@ from wavealign.cli.options import (
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
-    from wavealign.results import RunResult
+    from wavealign.runs.result import Result
     from wavealign.sim.setup import Setup
 
 
@@ -72,7 +72,7 @@ def sim(
     """
     from wavealign.order import DEFAULT_POLICIES, Schedule, parse_policy
     from wavealign.report.progress import Progress
-    from wavealign.results import ResultWriter
+    from wavealign.runs.lines import ResultWriter
     from wavealign.sim.campaign import Campaign, Task
 
     setup = make_setup(**device_options)
@@ -96,13 +96,13 @@ def sim(
     # The table and the picture compare with `original`, also where nobody asked for its row.
     shown_only = [] if as_json or "original" in names else [Task("original", s) for s in scopes]
 
-    results: list[RunResult] = []
-    baselines: dict[int | None, RunResult] = {}
+    results: list[Result] = []
+    baselines: dict[int | None, Result] = {}
     with ExitStack() as stack:
         writer = stack.enter_context(ResultWriter(out)) if out else None
         progress = stack.enter_context(Progress(len(tasks) + len(shown_only), "simulating", quiet))
 
-        def take(result: RunResult) -> None:
+        def take(result: Result) -> None:
             if result.policy == "original":
                 baselines.setdefault(result.head, result)
             if len(results) < len(tasks):
@@ -134,8 +134,8 @@ def sim(
 def _print_results(
     loaded: LoadedMask,
     setup: Setup,
-    results: list[RunResult],
-    baselines: dict[int | None, RunResult],
+    results: list[Result],
+    baselines: dict[int | None, Result],
 ) -> None:
     from wavealign.report.tables import launch_lines, print_table, results_table, timing_line
     from wavealign.units import decimal_size, decimals

@@ -13,7 +13,7 @@ from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
 
 if TYPE_CHECKING:
-    from wavealign.sweep.records import TrialRecord
+    from wavealign.runs.trial import TrialRecord
     from wavealign.sweep.space import Space
     from wavealign.sweep.store import Store
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
     from wavealign.order import Schedule
     from wavealign.report.validation import Pair
-    from wavealign.results import RunResult
+    from wavealign.runs.result import Result
     from wavealign.sim.devices import DeviceProfile
 
 DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
@@ -103,7 +103,7 @@ def validate(
     """
     from wavealign.gpu.registry import BACKEND_NAMES, find_backend
     from wavealign.order import parse_policy
-    from wavealign.results import ResultWriter
+    from wavealign.runs.lines import ResultWriter
 
     for policy in options["policies"] or DEFAULT_POLICIES:
         parse_policy(policy)
@@ -119,7 +119,7 @@ def validate(
     masks = [
         load_heads(path, options["heads"], options["block"], options["key"]) for path in mask_paths
     ]
-    rows: list[RunResult] = []
+    rows: list[Result] = []
     with ExitStack() as stack:
         telemetry = stack.enter_context(Telemetry())
         writer = stack.enter_context(ResultWriter(out)) if out else None
@@ -275,8 +275,8 @@ class _Runs:
             self._trace(backend, case)
 
     def _predict(
-        self, backend: Backend, case: Case, schedule: Schedule, row: RunResult
-    ) -> RunResult | None:
+        self, backend: Backend, case: Case, schedule: Schedule, row: Result
+    ) -> Result | None:
         from wavealign.gpu.lists import as_executed
         from wavealign.sim.setup import Setup
         from wavealign.sim.simulate import run_schedule
@@ -299,7 +299,7 @@ class _Runs:
         return run_schedule(problem.mask, executed, setup, seed=row.seed, name=case.mask_name)
 
     def _trace(self, backend: Backend, case: Case) -> None:
-        from wavealign.gpu.rows import TritonRows
+        from wavealign.gpu.row_table import TritonRows
         from wavealign.gpu.trace import write_traces
 
         assert isinstance(backend, TritonRows)

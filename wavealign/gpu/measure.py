@@ -23,7 +23,7 @@ from wavealign.gpu.reference import reference_attention
 from wavealign.gpu.telemetry import Telemetry
 from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
 from wavealign.order.schedule import Schedule
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 
 Regime = Literal["single", "steady"]
 
@@ -65,7 +65,7 @@ class Case:
         problem: mask and shapes.
         schedules: with distinct policies.
         mask_name: in the result rows.
-        heads, head: see `RunResult`.
+        heads, head: see `Result`.
         device: the profile's name, or the GPU's.
         wave: rows in flight that the schedules were made for.
         schedule_files: policy → file, for schedules that were read.
@@ -99,7 +99,7 @@ def measure(
     telemetry: Telemetry,
     counters: Mapping[str, Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[RunResult]:
+) -> Iterator[Result]:
     """Measured rows, one a schedule and regime, as they are known.
 
     Args:
@@ -209,16 +209,16 @@ class _Rows:
         self._telemetry = telemetry
         self._backend = backend
 
-    def single(self, policy: str, time: SingleTime, limit: SingleTime | None) -> RunResult:
-        return dataclasses.replace(
-            self._row(policy, "single", time.median_ms, limit.median_ms if limit else None),
+    def single(self, policy: str, time: SingleTime, limit: SingleTime | None) -> Result:
+        return self._row(
+            policy, "single", time.median_ms, limit.median_ms if limit else None
+        ).replaced(
             repeats=len(time.times_ms),
             time_spread_frac=time.spread_frac,
         )
 
-    def steady(self, policy: str, time: SteadyTime, limit: SteadyTime | None) -> RunResult:
-        return dataclasses.replace(
-            self._row(policy, "steady", time.time_ms, limit.time_ms if limit else None),
+    def steady(self, policy: str, time: SteadyTime, limit: SteadyTime | None) -> Result:
+        return self._row(policy, "steady", time.time_ms, limit.time_ms if limit else None).replaced(
             repeats=time.launches,
             clock_ghz=time.clock_ghz,
             energy_j=time.energy_j,
@@ -227,9 +227,7 @@ class _Rows:
             throttle=time.throttle,
         )
 
-    def _row(
-        self, policy: str, regime: Regime, time_ms: float, limit_ms: float | None
-    ) -> RunResult:
+    def _row(self, policy: str, regime: Regime, time_ms: float, limit_ms: float | None) -> Result:
         case, problem, facts = self._case, self._case.problem, self._facts[policy]
         mask = problem.mask
         counters = facts.counters
@@ -240,7 +238,7 @@ class _Rows:
         state = self._telemetry.read()
         requested = counters.l2_requested_bytes
         asked = mask.nnz * mask.block_kv * kv_token_bytes * problem.batch
-        return RunResult(
+        return Result.of(
             source="measured",
             policy=policy,
             mask=case.mask_name,

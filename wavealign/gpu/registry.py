@@ -21,7 +21,7 @@ def backends() -> list[Backend]:
     from wavealign.gpu.fa4 import FlashAttention4
     from wavealign.gpu.flashinfer import FlashInfer
     from wavealign.gpu.flex import FlexAttention
-    from wavealign.gpu.rows import TritonRows
+    from wavealign.gpu.row_table import TritonRows
 
     return [
         FlashAttention4(),

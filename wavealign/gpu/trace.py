@@ -14,7 +14,7 @@ from wavealign.npz import save_npz
 from wavealign.order.schedule import Schedule
 
 if TYPE_CHECKING:
-    from wavealign.gpu.rows import TritonRows
+    from wavealign.gpu.row_table import TritonRows
 
 TRACE_SCHEMA = "wavealign.trace/1"
 

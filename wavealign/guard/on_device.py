@@ -14,7 +14,7 @@ from wavealign.guard.statistics import (
 )
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
-from wavealign.planning import rows
+from wavealign.planning import row_orders
 from wavealign.planning.masks import dense_mask
 
 
@@ -100,7 +100,7 @@ def _launches(kept: torch.Tensor, wave: int) -> Launches:
     from wavealign.planning._phase_kernels import launch_list_schedule
 
     counts = kept.sum(-1, dtype=torch.int32)
-    by_nnz = rows.by_nnz(counts)
+    by_nnz = row_orders.by_nnz(counts)
     launches = torch.stack([counts.view(-1), counts.gather(-1, by_nnz).view(-1)])
     starts, _ = launch_list_schedule(launches, wave, BLOCK_TICKS, START_TICKS)
     ticks = START_TICKS + BLOCK_TICKS * launches
@@ -126,7 +126,7 @@ def _on_gpu(
     H, M, N = kept.shape
     made = launches or _launches(kept, wave)
     counts, starts = made.counts, made.starts
-    natural = rows.natural(counts).int().contiguous()
+    natural = row_orders.natural(counts).int().contiguous()
     identity = torch.arange(N, dtype=torch.int32, device=kept.device).expand(H, N).contiguous()
     capacity = max(1, int(capacity_blocks / max(1.0, wave / M)))
     figures = [counts.sum(-1), kept.any(1).sum(-1)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
 from wavealign.masks.stats import mask_stats
-from wavealign.order import rows
+from wavealign.order import row_orders
 from wavealign.order.context import OrderContext
 from wavealign.order.schedule import slot_of_row
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS, VisitOrder, sweep_order
@@ -81,7 +81,7 @@ def mask_statistics_for(
     heads = list(mask.heads())
     orders = [
         [rule(head, OrderContext(wave, seed, h)) for h, head in enumerate(heads)]
-        for rule in (rows.original, rows.nnz)
+        for rule in (row_orders.original, row_orders.nnz)
     ]
     starts, tails = zip(*(_list_schedule(heads, order, wave) for order in orders), strict=True)
     # Where a head has fewer rows than there are workers, several heads share L2.

@@ -22,8 +22,8 @@ from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.methods.make import make_mask
 from wavealign.methods.params import Params
-from wavealign.methods.sources import TensorSource, save_qk
-from wavealign.video.grid import TokenGrid
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.sources import TensorSource, save_qk
 
 _BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
 _ATTENTIONS = ("attn1", "attn")

@@ -19,8 +19,8 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.integrations.capture import latent_grid
 from wavealign.integrations.diffusers import _install, _Processor, _sites_of
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.qk.grid import TokenGrid
 from wavealign.sessions import SESSIONS, Session, make_session
-from wavealign.video.grid import TokenGrid
 
 BRANCHES = ("cond", "uncond")
 

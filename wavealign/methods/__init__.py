@@ -9,12 +9,12 @@ from wavealign.methods.registry import METHODS, Method, find_method
 
 if TYPE_CHECKING:
     from wavealign.methods.make import head_mask, head_masks, make_mask
-    from wavealign.methods.sources import FileSource, QKSource, TensorSource
+    from wavealign.qk.sources import FileSource, QKSource, TensorSource
 
 _HOMES = {
-    "FileSource": "wavealign.methods.sources",
-    "QKSource": "wavealign.methods.sources",
-    "TensorSource": "wavealign.methods.sources",
+    "FileSource": "wavealign.qk.sources",
+    "QKSource": "wavealign.qk.sources",
+    "TensorSource": "wavealign.qk.sources",
     "head_mask": "wavealign.methods.make",
     "head_masks": "wavealign.methods.make",
     "make_mask": "wavealign.methods.make",

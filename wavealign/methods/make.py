@@ -18,9 +18,9 @@ from wavealign.masks import BlockMask
 from wavealign.methods.params import Params
 from wavealign.methods.registry import Method, find_method
 from wavealign.methods.site import Site
-from wavealign.methods.sources import QKSource
-from wavealign.video.grid import TokenGrid
-from wavealign.video.orders import token_order
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.orders import token_order
+from wavealign.qk.sources import QKSource
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -49,7 +49,7 @@ def make_mask(
         params: default where None.
         heads: which heads, in this order; default: all.
         grid: the video's token grid; needed by token orders and by some methods.
-        order: token order, see `wavealign.video.ORDERS`; Q and K are put into it first.
+        order: token order, see `wavealign.qk.ORDERS`; Q and K are put into it first.
         text_tokens: tokens of text behind the video, which keep their places.
         seed: of every random choice.
         device: "cpu" or "cuda"; heads are sent there one at a time, or, by a method that takes
@@ -293,7 +293,7 @@ def make_site(
     Args:
         tokens: length of the sequence.
         grid: the video's token grid; needed by every order but "raster".
-        order: token order, see `wavealign.video.ORDERS`.
+        order: token order, see `wavealign.qk.ORDERS`.
         text_tokens: tokens of text behind the video, which keep their places.
         seed: of every random choice.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from wavealign.masks.block_mask import HeadMask, Int32Array, Int64Array
 from wavealign.order.blas import single_threaded_blas
 from wavealign.order.context import OrderContext
-from wavealign.order.rows import nnz
+from wavealign.order.row_orders import nnz
 from wavealign.order.spectra import singular_coordinates, turned_to_long
 
 Float64Array = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ import numpy as np
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, need_block_mask
-from wavealign.order import rows
+from wavealign.order import row_orders
 from wavealign.order.context import OrderContext
 from wavealign.order.parameters import (
     Parameter,
@@ -91,7 +91,7 @@ class Policy:
         own = {name: value for name, value in given.items() if name not in ("wave", "seed")}
         order = self.rows(head, context, **own)
         if self.nnz_inside_waves:
-            order = rows.nnz_inside_waves(order, head, context.wave)
+            order = row_orders.nnz_inside_waves(order, head, context.wave)
         return order
 
 

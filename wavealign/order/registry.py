@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wavealign.masks.block_mask import HeadMask, Int32Array
-from wavealign.order import rows
+from wavealign.order import row_orders
 from wavealign.order.context import OrderContext
 from wavealign.order.parameters import Parameter
 
@@ -63,7 +63,7 @@ _SIGN = Parameter(
     choices=("long", "short"),
 )  # fmt: skip
 _SPAN = Parameter(
-    "span", "float", rows.DEALT_SPAN_FRAC,
+    "span", "float", row_orders.DEALT_SPAN_FRAC,
     "share of NNZ that a group of waves, and each of its waves, spans", 0, 1,
 )  # fmt: skip
 _EMBEDDING = Parameter("rank", "int", 8, "coordinates of a row, σ1·u1 to σr·ur", 1, 64)
@@ -73,11 +73,11 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
     entry.name: (function, entry)
     for function, entry in (
         (
-            rows.original,
+            row_orders.original,
             Entry("original", "rows", "query blocks as they come", "M", "what kernels do today"),
         ),
         (
-            rows.random,
+            row_orders.random,
             Entry(
                 "random",
                 "rows",
@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
             ),
         ),
         (
-            rows.nnz,
+            row_orders.nnz,
             Entry(
                 "nnz",
                 "rows",
@@ -110,7 +110,7 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
             ),
         ),
         (
-            rows.nnz_dealt,
+            row_orders.nnz_dealt,
             Entry(
                 "nnz-dealt",
                 "rows",
@@ -147,7 +147,7 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
             ),
         ),
         (
-            rows.greedy,
+            row_orders.greedy,
             Entry(
                 "greedy",
                 "rows",
@@ -158,7 +158,7 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
             ),
         ),
         (
-            rows.wave_pack,
+            row_orders.wave_pack,
             Entry(
                 "wave-pack",
                 "rows",

@@ -16,7 +16,7 @@ import scipy.sparse
 from scipy.sparse.linalg import LinearOperator, svds
 
 from wavealign.masks.block_mask import HeadMask, Int32Array
-from wavealign.order import rows
+from wavealign.order import row_orders
 from wavealign.order.blas import single_threaded_blas
 from wavealign.order.context import Draw, OrderContext
 
@@ -64,7 +64,7 @@ def nnz_bucket_svd(
     sign: str = "long",
 ) -> Int32Array:
     """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each."""
-    by_nnz = rows.nnz(head, context)
+    by_nnz = row_orders.nnz(head, context)
     size = bucket * context.wave
     parts = []
     for first in range(0, head.M, size):

@@ -13,7 +13,7 @@ from wavealign.masks.block_mask import HeadMask
 from wavealign.order.context import Draw, OrderContext
 from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder, sweep_order
-from wavealign.planning import rows
+from wavealign.planning import row_orders
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.masks import dense_mask
 from wavealign.planning.phases import entry_skips
@@ -179,15 +179,15 @@ class Planner:
         made: dict[tuple[str, bool], torch.Tensor] = {}
         for name, inside_waves in dict.fromkeys((r.rows, r.inside_waves) for r in recipes):
             if name == "nnz":
-                order = rows.by_nnz(counts)
+                order = row_orders.by_nnz(counts)
             elif name == "nnz-dealt":
-                order = rows.by_nnz_dealt(counts, self.wave)
+                order = row_orders.by_nnz_dealt(counts, self.wave)
             elif name == "svd":
                 order = self._svd(kept, counts)
             else:
-                order = rows.natural(counts)
+                order = row_orders.natural(counts)
             if inside_waves:
-                order = rows.by_nnz_inside_waves(order, counts, self.wave)
+                order = row_orders.by_nnz_inside_waves(order, counts, self.wave)
             made[name, inside_waves] = order
         if len(made) == 1:
             return next(iter(made.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from wavealign.report.metrics import Metric
-from wavealign.report.pairs import Comparison, PairedValue, Summary
 from wavealign.report.tables import table_frame
+from wavealign.runs.metrics import Metric
+from wavealign.runs.pairing import Comparison, PairedValue, Summary
 
 COMPARE_SCHEMA = "wavealign.compare/1"
 GROUP_FIELDS = ("mask", "policy", "device", "kernel", "regime", "heads", "seed")
@@ -253,7 +252,7 @@ def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list
     for name, value, summary, _ in groups(comparison, by):
         lines.append({**head, "kind": "group", "by": name, "is": value, **summary_fields(summary)})
     for pair in comparison.pairs:
-        row = dataclasses.asdict(pair.of)
+        row = pair.of.flat()
         same = ("mask", "mask_digest", "heads", "device", "kernel", "wave", "regime", "source")
         change = math.exp(pair.difference) if metric.ratio else pair.difference
         lines.append(

@@ -11,7 +11,7 @@ import numpy as np
 from wavealign.report.plots import BLUE, INK, MUTED, ORANGE, check_plot, save
 
 if TYPE_CHECKING:
-    from wavealign.methods.diagnostics import Diagnosis
+    from wavealign.gpu.importance.diagnostics import Diagnosis
 
 _COLOURS = (BLUE, ORANGE, "#3f8f6b", "#8a5fb0", MUTED, "#b5475d", "#8a6d3b", "#2f8fa3")
 _PANELS = (

@@ -9,7 +9,7 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.npz import check_writable, whole_file
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -31,7 +31,7 @@ def check_plot(path: str | Path) -> Path:
 
 
 def plot_policies(
-    results: Sequence[RunResult], baseline: RunResult | None, title: str, path: str | Path
+    results: Sequence[Result], baseline: Result | None, title: str, path: str | Path
 ) -> None:
     """Bars of L2 hit ratio, HBM reads and speedup, one row a policy.
 

@@ -9,8 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from wavealign.report.tables import or_dash, table_frame
-from wavealign.results import RunResult
-from wavealign.sweep.records import TrialRecord, TrialSpec
+from wavealign.runs.launch import Launch
+from wavealign.runs.result import Result
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.run import best_by_condition
 from wavealign.units import decimal_size, decimals, format_size
 
@@ -106,18 +107,18 @@ class Pace:
         return found
 
 
-def _varies(conditions: Iterable[TrialSpec], name: str) -> bool:
+def _varies(conditions: Iterable[Launch], name: str) -> bool:
     """Whether a field has more values than its mask and device decide."""
     pairs = {(c.mask if name == "heads" else "", c.device, getattr(c, name)) for c in conditions}
     return len(pairs) > len({pair[:2] for pair in pairs})
 
 
-def _condition_key(spec: TrialSpec) -> tuple[Any, ...]:
+def _condition_key(spec: Launch) -> tuple[Any, ...]:
     return (spec.source, *(getattr(spec, name) for name in ("mask_digest", "device")),
             *(getattr(spec, name) for name in _WHERE_SEVERAL))  # fmt: skip
 
 
-def _cell(condition: TrialSpec, name: str) -> str:
+def _cell(condition: Launch, name: str) -> str:
     value = getattr(condition, name)
     if name == "l2_bytes":
         return "own" if value is None else format_size(value)
@@ -128,11 +129,11 @@ def _figure(value: float | None, text: str, unit: float = 1.0) -> str:
     return "-" if value is None else text.format(value / unit)
 
 
-def _ratio(before: RunResult | None, after: RunResult, field: str) -> str:
+def _ratio(before: Result | None, after: Result, field: str) -> str:
     base, value = getattr(before, field, None), getattr(after, field)
     return f"{base / value:.3f}x" if base and value else "-"
 
 
-def _change(before: RunResult | None, after: RunResult, field: str) -> str:
+def _change(before: Result | None, after: Result, field: str) -> str:
     base, value = getattr(before, field, None), getattr(after, field)
     return f"{100 * (value / base - 1):+.1f} %" if base and value is not None else "-"

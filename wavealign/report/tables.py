@@ -16,14 +16,14 @@ from wavealign.masks.stats import MaskStats
 from wavealign.methods.registry import Method
 from wavealign.order.parameters import Parameter, format_value
 from wavealign.order.registry import Entry
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sim.setup import Setup
 from wavealign.units import decimal_size, decimals, format_size
 
 if TYPE_CHECKING:
-    from wavealign.methods.diagnostics import Diagnosis
+    from wavealign.gpu.importance.diagnostics import Diagnosis
 
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
@@ -71,7 +71,7 @@ def timing_line(setup: Setup) -> str:
     return "timing  an estimate, not calibrated on this device: compare hit ratios rather than ms"
 
 
-def results_table(results: Sequence[RunResult], baselines: dict[int | None, RunResult]) -> Table:
+def results_table(results: Sequence[Result], baselines: dict[int | None, Result]) -> Table:
     """One row a run, with the change against the `original` of the same head (or launch)."""
     per_head = any(result.head is not None for result in results)
     table = table_frame()

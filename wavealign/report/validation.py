@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from wavealign.report.tables import table_frame
-from wavealign.results import RunResult
-from wavealign.sim.ranking import rank
+from wavealign.runs.ranking import rank
+from wavealign.runs.result import Result
 
-Pair = tuple[RunResult, RunResult | None]
+Pair = tuple[Result, Result | None]
 """A measured row, and what was predicted for it; None without a profile of device and kernel."""
 
 
@@ -72,7 +72,7 @@ def verdict_line(pairs: Sequence[Pair]) -> str:
     return f"{choice}; {pairs_text}."
 
 
-def costs_line(rows: Sequence[RunResult]) -> str:
+def costs_line(rows: Sequence[Result]) -> str:
     """What applying the schedules cost beside the kernel, and how right the output is."""
     gather = max(row.gather_ms or 0.0 for row in rows)
     scatter = max(row.scatter_ms or 0.0 for row in rows)
@@ -99,19 +99,19 @@ def _giga(value: float | None) -> float | None:
     return None if value is None else value / 1e9
 
 
-def _ratio(predicted: RunResult | None, measured: RunResult) -> float | None:
+def _ratio(predicted: Result | None, measured: Result) -> float | None:
     if predicted is None or not predicted.time_ms or not measured.time_ms:
         return None
     return predicted.time_ms / measured.time_ms - 1
 
 
-def _points(predicted: RunResult | None, measured: RunResult) -> float | None:
+def _points(predicted: Result | None, measured: Result) -> float | None:
     if predicted is None or predicted.l2_hit_frac is None or measured.l2_hit_frac is None:
         return None
     return 100 * (predicted.l2_hit_frac - measured.l2_hit_frac)
 
 
-def _speedup(base: RunResult | None, row: RunResult | None) -> float | None:
+def _speedup(base: Result | None, row: Result | None) -> float | None:
     if base is None or row is None or not base.time_ms or not row.time_ms:
         return None
     return base.time_ms / row.time_ms

@@ -1,7 +1,7 @@
 """Sparse methods over the steps of a denoising run: search, plan once, reuse.
 
 Above `wavealign.attention`, because a session plans schedules and runs kernels; what a method
-decides at a step lives below, in `wavealign.methods.gsrs` and its neighbours.
+decides at a step lives below, in `wavealign.sessions.gsrs` and its neighbours.
 """
 
 from __future__ import annotations

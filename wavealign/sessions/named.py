@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from wavealign.errors import unknown_name
-from wavealign.methods.adaspa import AdaSpa
-from wavealign.methods.gsrs import Gsrs
-from wavealign.methods.liteattention import LiteAttention
+from wavealign.sessions.adaspa import AdaSpa
+from wavealign.sessions.gsrs import Gsrs
+from wavealign.sessions.liteattention import LiteAttention
 from wavealign.sessions.session import Session
 
 
 class GsrsSession(Session):
-    """GSRS, also as ``wavealign.methods.gsrs.Session``; see `Gsrs` for what its parameters mean."""
+    """GSRS; see `Gsrs` for what its parameters mean."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TopKSession(Session):
 
 
 class AdaSpaSession(Session):
-    """AdaSpa, also as ``wavealign.methods.adaspa.Session``; see `AdaSpa`.
+    """AdaSpa, also as ``wavealign.sessions.adaspa.Session``; see `AdaSpa`.
 
     The paper's blocks have 64 tokens, ours 128 by default, so that sessions compare.
     """
@@ -76,7 +76,7 @@ class AdaSpaSession(Session):
 
 
 class LiteAttentionSession(Session):
-    """LiteAttention, also as ``wavealign.methods.liteattention.Session``; see `LiteAttention`.
+    """LiteAttention, also as ``wavealign.sessions.liteattention.Session``; see `LiteAttention`.
 
     Upstream's tiles have 128 x 176 tokens at 128 elements a head; ours 128 x 128 by default.
     """

@@ -18,15 +18,15 @@ from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Geometry, Sequences, check_fit
 from wavealign.attention.plans import Terms, fitting_choice
 from wavealign.errors import InputError, unknown_name
-from wavealign.methods.numbers import block_size, whole_number, whole_numbers
-from wavealign.methods.steps import Found, Rule, StepCall
+from wavealign.numbers import block_size, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
+from wavealign.qk.grid import TokenGrid
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
+from wavealign.sessions.rule import Found, Rule, StepCall
 from wavealign.sessions.sites import Site, check_signature, check_step
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
-from wavealign.video.grid import TokenGrid
 
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -12,7 +12,7 @@ from wavealign.attention.inputs import Geometry
 from wavealign.attention.plans import Plan
 from wavealign.errors import InputError
 from wavealign.guard.decide import Guard
-from wavealign.methods.steps import Memory
+from wavealign.sessions.rule import Memory
 from wavealign.sessions.tokens import TokenOrder
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.video.grid import TokenGrid
-from wavealign.video.orders import ORDERS, invert, token_order
+from wavealign.qk.grid import TokenGrid
+from wavealign.qk.orders import ORDERS, invert, token_order
 
 
 class TokenOrder:
@@ -22,7 +22,7 @@ class TokenOrder:
         """An order.
 
         Args:
-            name: one of `wavealign.video.orders.ORDERS`; by default the generalized Hilbert curve
+            name: one of `wavealign.qk.orders.ORDERS`; by default the generalized Hilbert curve
                 where there is a grid, else raster, which moves nothing.
             grid: of the video tokens.
             text_tokens: behind them.

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 from wavealign.sim.devices import DeviceProfile, KernelProfile
 from wavealign.sim.power import PowerProfile, Work, clock_and_energy
 from wavealign.sim.recordings import Recording
@@ -70,7 +70,7 @@ def fitted_fields(profile: DeviceProfile, kernel: str) -> list[str]:
     return names + ([f"power.{name}" for name in _POWER_FIGURES] if profile.power else [])
 
 
-def replay(recordings: Sequence[Recording], setup: Setup) -> list[RunResult]:
+def replay(recordings: Sequence[Recording], setup: Setup) -> list[Result]:
     """The simulator's row for each recording, over the cores."""
     with ThreadPoolExecutor() as pool:
         return list(
@@ -80,7 +80,7 @@ def replay(recordings: Sequence[Recording], setup: Setup) -> list[RunResult]:
         )
 
 
-def replay_errors(recordings: Sequence[Recording], results: Sequence[RunResult]) -> ReplayErrors:
+def replay_errors(recordings: Sequence[Recording], results: Sequence[Result]) -> ReplayErrors:
     """What the rows of `replay` are off by."""
     hits, sectors, reads, times = [], [], [], []
     for recording, result in zip(recordings, results, strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 from wavealign.sim.setup import Setup
 from wavealign.sim.simulate import run_schedule
 from wavealign.units import format_heads
@@ -48,9 +48,7 @@ class Campaign:
     seed: int = 0
     belady: bool = False
 
-    def run(
-        self, tasks: Sequence[Task], workers: int, on_result: Callable[[RunResult], None]
-    ) -> None:
+    def run(self, tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
         """Simulate every task and hand the rows over in the order of `tasks`.
 
         Rows don't depend on `workers`. When interrupted, what had finished is handed over
@@ -74,7 +72,7 @@ class Campaign:
             raise
         pool.shutdown()
 
-    def _one(self, task: Task, jobs: int) -> RunResult:
+    def _one(self, task: Task, jobs: int) -> Result:
         mask, schedule = self.mask, task.policy
         ids = list(self.head_ids)
         if task.head is not None:
@@ -96,5 +94,5 @@ class Campaign:
         )
 
 
-def _succeeded(future: Future[RunResult]) -> bool:
+def _succeeded(future: Future[Result]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None

@@ -26,7 +26,7 @@ from wavealign.masks.files import load_mask
 from wavealign.npz import NpzFile
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule, slot_of_row
-from wavealign.results import RUN_SCHEMA
+from wavealign.runs.result import RUN_SCHEMA
 from wavealign.units import parse_heads
 
 _WAVE = 132  # rows in flight of every recorded order: one CTA per SM of an H100 or H200

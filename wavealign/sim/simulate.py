@@ -11,7 +11,7 @@ from wavealign._version import __version__
 from wavealign.masks.block_mask import BlockMask, need_block_mask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
-from wavealign.results import RunResult
+from wavealign.runs.result import Result
 from wavealign.sim.bounds import bounds
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile
 from wavealign.sim.power import Timing, clock_and_energy
@@ -36,7 +36,7 @@ def simulate(
     regime: str = "single",
     seed: int = 0,
     name: str = "",
-) -> RunResult:
+) -> Result:
     """Run all heads of a mask as one launch, in the simulator.
 
     Args:
@@ -81,10 +81,10 @@ def run_schedule(
     heads: str | None = None,
     head: int | None = None,
     belady: bool = False,
-) -> RunResult:
+) -> Result:
     """Simulate a schedule that is known to fit the mask (see `Schedule.check`).
 
-    `heads` and `head` say which heads of the mask's file these are (see `RunResult`); `belady`
+    `heads` and `head` say which heads of the mask's file these are (see `Result`); `belady`
     also replays the launch with the best possible replacement, which takes longer than the
     simulation itself.
     """
@@ -97,7 +97,7 @@ def run_schedule(
     time_ms = max(timing.time_ms, hbm_ms)
     limits = bounds(mask, schedule, setup, traffic, time_ms)
     requested, read = traffic.requested_bytes, traffic.hbm_read_bytes
-    return RunResult(
+    return Result.of(
         source="simulated",
         policy=schedule.policy,
         mask=name,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
+from wavealign.runs.launch import Launch
 from wavealign.sim.devices import DeviceProfile, load_device, profile_toml
 from wavealign.sim.setup import Setup
 from wavealign.sweep.masks import SweepMask
-from wavealign.sweep.records import TrialSpec
 from wavealign.sweep.space import DEFAULT, Space
 from wavealign.sweep.trial import Inputs
 
@@ -25,7 +25,7 @@ def resolve_conditions(
     masks: Sequence[SweepMask],
     objective: str = "time",
     note: Callable[[str], None] = lambda _: None,
-) -> tuple[list[TrialSpec], Inputs]:
+) -> tuple[list[Launch], Inputs]:
     """Every condition of the space on these masks, as the spec of its baseline `original`.
 
     Args:
@@ -51,7 +51,7 @@ def resolve_conditions(
                     "can't be told; leave the device out, or choose time or reads."
                 )
     setups = _setups_of(space, devices)
-    found: dict[str, TrialSpec] = {}
+    found: dict[str, Launch] = {}
     launches: dict[str, BlockMask] = {}
     repeated = 0
     for mask in masks:
@@ -97,8 +97,8 @@ def _setups_of(space: Space, devices: Mapping[str, DeviceProfile]) -> list[tuple
 
 def _baseline(
     mask: SweepMask, heads: str, part: BlockMask, device: str, setup: Setup, seed: int
-) -> TrialSpec:
-    return TrialSpec(
+) -> Launch:
+    return Launch(
         source="simulated",
         mask=mask.name,
         mask_digest=part.digest,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from wavealign.npz import whole_file
-from wavealign.results import RunResult
-from wavealign.sweep.records import TrialRecord
+from wavealign.runs.result import FIELD_TYPES, FIELDS
+from wavealign.runs.trial import TrialRecord
 
 
 def sorted_done(records: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -38,7 +37,7 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
     rows = [
         {
             "id": record.spec.identity,
-            **dataclasses.asdict(record.result),
+            **record.result.flat(),
             "planning_ms": record.planning_ms,
             "seconds": record.seconds,
         }
@@ -57,7 +56,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _fields() -> list[tuple[str, str]]:
     """Columns and their types, in words: a column of nulls has one, too."""
-    own = [(field.name, str(field.type)) for field in dataclasses.fields(RunResult)]
+    own = [(name, FIELD_TYPES[name]) for name in FIELDS]
     return [("id", "str"), *own, ("planning_ms", "float"), ("seconds", "float")]
 
 

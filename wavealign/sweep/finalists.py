@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.conditions import BASELINE, OBJECTIVES
-from wavealign.sweep.records import TrialRecord, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Card:
 
 def finalists(
     records: Iterable[TrialRecord], objective: str, count: int, device: str
-) -> list[TrialSpec]:
+) -> list[Launch]:
     """The specs of the best policies of each mask, each mask's `original` before them.
 
     A policy counts with its best result over the waves, L2 sizes, models and seeds in which it
@@ -46,7 +47,7 @@ def finalists(
         come.
     """
     field = OBJECTIVES[objective]
-    groups: dict[TrialSpec, dict[str, tuple[float, TrialSpec]]] = {}
+    groups: dict[Launch, dict[str, tuple[float, Launch]]] = {}
     for record in records:
         spec, result = record.spec, record.result
         if spec.source != "simulated" or spec.device != device or result is None:
@@ -65,7 +66,7 @@ def finalists(
     return chosen
 
 
-def measured_spec(spec: TrialSpec, card: Card, wave: int, seed: int) -> TrialSpec:
+def measured_spec(spec: Launch, card: Card, wave: int, seed: int) -> Launch:
     """What a finalist's spec becomes on the card: its wave, its L2, no model, one seed for all."""
     return dataclasses.replace(
         spec,
@@ -78,16 +79,16 @@ def measured_spec(spec: TrialSpec, card: Card, wave: int, seed: int) -> TrialSpe
     )
 
 
-def _launch(spec: TrialSpec) -> TrialSpec:
+def _launch(spec: Launch) -> Launch:
     """What a launch on the card is told apart by: the spec without policy and model."""
     return dataclasses.replace(
         spec, policy=BASELINE, wave=0, l2_bytes=None, model=None, seed=0, source="measured"
     )
 
 
-def launches(specs: Iterable[TrialSpec]) -> list[tuple[TrialSpec, ...]]:
+def launches(specs: Iterable[Launch]) -> list[tuple[Launch, ...]]:
     """Measured specs by what is timed together, in turns: one launch, one seed, one regime."""
-    groups: dict[TrialSpec, list[TrialSpec]] = {}
+    groups: dict[Launch, list[Launch]] = {}
     for spec in specs:
         groups.setdefault(dataclasses.replace(spec, policy=BASELINE, mask=""), []).append(spec)
     return [tuple(group) for group in groups.values()]

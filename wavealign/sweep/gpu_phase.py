@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wavealign.errors import InputError, MissingCapabilityError
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines import Engine, Job
 from wavealign.sweep.engines.local import LocalEngine
 from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.run import run_jobs
 from wavealign.sweep.silicon import find_card, inspect_launch, measure_launch
 from wavealign.sweep.store import Store
@@ -45,7 +46,7 @@ def require_gpu(executor: str) -> None:
         find_card()
 
 
-def prepare(engine: Engine, baselines: Sequence[TrialSpec], inputs: Inputs) -> GpuPhase:
+def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuPhase:
     """Ask the card about every launch that may be measured.
 
     Args:
@@ -64,7 +65,7 @@ def prepare(engine: Engine, baselines: Sequence[TrialSpec], inputs: Inputs) -> G
             "one, or measure on this machine with --executor local."
         )
 
-    def ask(spec: TrialSpec) -> tuple[Card, int]:
+    def ask(spec: Launch) -> tuple[Card, int]:
         if on_gpu is not None:
             found: tuple[Card, int] = on_gpu(inspect_launch, spec)
             return found
@@ -125,10 +126,10 @@ def measure_finalists(
         run_jobs(jobs, store, here, 1, on_trial)
 
 
-def _card_of(spec: TrialSpec, mask: object) -> Card:
+def _card_of(spec: Launch, mask: object) -> Card:
     del spec, mask
     return find_card()
 
 
-def _launch(spec: TrialSpec) -> tuple[str, str, int, str]:
+def _launch(spec: Launch) -> tuple[str, str, int, str]:
     return spec.mask_digest, spec.kernel, spec.head_dim, spec.dtype

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.conditions import BASELINE
 from wavealign.sweep.engines import Engine, Job
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.search import Search
 from wavealign.sweep.store import Store
 
@@ -98,7 +99,7 @@ def run_jobs(
 
 def best_by_condition(
     records: Sequence[TrialRecord], field: str
-) -> dict[TrialSpec, tuple[TrialRecord, TrialRecord | None]]:
+) -> dict[Launch, tuple[TrialRecord, TrialRecord | None]]:
     """Per condition, the best trial that is done and its baseline.
 
     Args:
@@ -108,7 +109,7 @@ def best_by_condition(
     Returns:
         Baseline spec → (best, baseline or None where it failed), in the order of `records`.
     """
-    groups: dict[TrialSpec, list[TrialRecord]] = {}
+    groups: dict[Launch, list[TrialRecord]] = {}
     for record in records:
         if record.result is not None and getattr(record.result, field) is not None:
             condition = dataclasses.replace(record.spec, policy=BASELINE)

@@ -16,8 +16,9 @@ import numpy as np
 
 from wavealign._extras import require
 from wavealign.errors import InputError
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.conditions import OBJECTIVES
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.space import Range, Space, Value, fill
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Search(Protocol):
     total: int
     learns: bool
 
-    def ask(self) -> TrialSpec | None:
+    def ask(self) -> Launch | None:
         """The next trial; None when there are no more."""
 
     def tell(self, record: TrialRecord) -> None:
@@ -57,7 +58,7 @@ class GridSearch:
     """
 
     def __init__(
-        self, space: Space, baselines: Sequence[TrialSpec], note: Callable[[str], None]
+        self, space: Space, baselines: Sequence[Launch], note: Callable[[str], None]
     ) -> None:
         if ranges := space.ranges():
             raise InputError(
@@ -78,7 +79,7 @@ class GridSearch:
         self.total, self.learns = len(specs), False
         self._left = iter(specs.values())
 
-    def ask(self) -> TrialSpec | None:
+    def ask(self) -> Launch | None:
         """The next combination."""
         return next(self._left, None)
 
@@ -107,7 +108,7 @@ class DrawnSearch:
     def __init__(
         self,
         space: Space,
-        baselines: Sequence[TrialSpec],
+        baselines: Sequence[Launch],
         kind: str,
         trials: int,
         seed: int,
@@ -133,7 +134,7 @@ class DrawnSearch:
         self._specs = self._asked()
         self.total, self.learns = len(baselines) + trials, kind == "tpe"
 
-    def ask(self) -> TrialSpec | None:
+    def ask(self) -> Launch | None:
         """The next draw. The same policy may be drawn again."""
         return next(self._specs, None)
 
@@ -146,7 +147,7 @@ class DrawnSearch:
             else:
                 self._studies[condition].tell(trial, value)
 
-    def _asked(self) -> Iterator[TrialSpec]:
+    def _asked(self) -> Iterator[Launch]:
         yield from self._baselines
         for number in range(self._trials):
             condition = number % len(self._baselines)
@@ -162,7 +163,7 @@ class DrawnSearch:
             self._waiting.setdefault(spec.identity, []).append((condition, trial))
             yield spec
 
-    def _draw(self, trial: optuna.trial.Trial, base: TrialSpec) -> str:
+    def _draw(self, trial: optuna.trial.Trial, base: Launch) -> str:
         space = self._space
         template = trial.suggest_categorical("policy", space.policies)
         values: dict[str, Value] = {}
@@ -190,7 +191,7 @@ class DrawLog(Protocol):
 
 def make_search(
     space: Space,
-    baselines: Sequence[TrialSpec],
+    baselines: Sequence[Launch],
     kind: str,
     trials: int | None,
     seed: int,

@@ -9,9 +9,10 @@ from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order import build_schedule
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import device_of_gpu
 from wavealign.sweep.finalists import Card
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.trial import failed, worker_name
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def find_card() -> Card:
     )
 
 
-def inspect_launch(spec: TrialSpec, mask: BlockMask) -> tuple[Card, int]:
+def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
     """The GPU of this machine, and the rows in flight of a launch on it.
 
     Raises what measuring it would raise later, before anything runs.
@@ -66,14 +67,14 @@ def inspect_launch(spec: TrialSpec, mask: BlockMask) -> tuple[Card, int]:
     return card, card.sms * backend.rows_per_sm(problem)
 
 
-def problem_of(spec: TrialSpec, mask: BlockMask) -> Problem:
+def problem_of(spec: Launch, mask: BlockMask) -> Problem:
     """The launch of a spec, as backends see it."""
     from wavealign.gpu.capabilities import Problem
 
     return Problem(mask, head_dim=spec.head_dim, dtype=spec.dtype)
 
 
-def measure_launch(specs: tuple[TrialSpec, ...], mask: BlockMask) -> list[TrialRecord]:
+def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialRecord]:
     """Measure several policies of one launch, timed in turns; each output is checked first.
 
     Whatever goes wrong is the error of the trials that have no row by then.

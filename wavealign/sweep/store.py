@@ -22,8 +22,8 @@ from typing import Any
 from wavealign._version import __version__
 from wavealign.errors import InputError, WaveAlignError
 from wavealign.npz import whole_file
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.export import sort_key, sorted_done, write_parquet
-from wavealign.sweep.records import TrialRecord
 
 SWEEP_SCHEMA = "wavealign.sweep/1"
 _MANIFEST = "sweep.json"

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order import build_schedule
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sim.setup import Setup
 from wavealign.sim.simulate import run_schedule
-from wavealign.sweep.records import TrialRecord, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Inputs:
 
 
 def run_trial(
-    spec: TrialSpec, mask: BlockMask, device: DeviceProfile, belady: bool = False
+    spec: Launch, mask: BlockMask, device: DeviceProfile, belady: bool = False
 ) -> TrialRecord:
     """Simulate a trial; whatever goes wrong is its record's error.
 
@@ -83,7 +84,7 @@ def run_trial(
     )
 
 
-def failed(spec: TrialSpec, error: str) -> TrialRecord:
+def failed(spec: Launch, error: str) -> TrialRecord:
     """The record of a trial that its worker didn't live to write."""
     return TrialRecord(spec, "failed", None, error, None, 0.0, worker_name())
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from wavealign.report.rows import Row
+from wavealign.runs.files import Row
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wavealign.report.page.cells import Cell, column_cells, geometric_mean, unit_cell
-from wavealign.report.rows import Loaded, Row
-from wavealign.results import RunResult
+from wavealign.runs.files import Loaded, Row
+from wavealign.runs.result import Result
 
 BASELINE = "original"
 TIE_FRAC = 0.01  # policies closer than this are said to be as good as each other
@@ -147,12 +147,12 @@ def blocks(loaded: Loaded) -> list[Block]:
     ]
 
 
-def unit_of(row: RunResult) -> Unit:
+def unit_of(row: Result) -> Unit:
     """The mask of a row's launch."""
     return Unit(row.mask_digest, row.heads, row.mask, row.kv_block_bytes)
 
 
-def _setting(row: RunResult) -> Setting:
+def _setting(row: Result) -> Setting:
     usual = {"batch": 1, "kv_heads": _count(row.heads), "head_dim": 128, "dtype": "bf16"}
     launch = ", ".join(
         f"{name} {value}"

@@ -18,7 +18,7 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.report.page import answers, figures, prediction, provenance, svg
 from wavealign.report.page.curves import CurveSet
 from wavealign.report.page.gather import Block, Unit, blocks, unit_of
-from wavealign.report.rows import Loaded
+from wavealign.runs.files import Loaded
 
 _MOST_BYTES = 1_950_000  # of the page; rows of the table that don't fit are counted
 _MOST_CELLS = 2400  # of heat maps, over all settings: some 0.5 kB each with its tip and its point
@@ -151,7 +151,7 @@ def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
             key = (block.setting, unit_of(row.result), row.result.policy)
             family = block.families[unit_of(row.result)]
             extra = {"mask": family, "planning_ms": row.planning_ms, "speedup": speedups[key]}
-            records.append({**vars(row.result), **extra})
+            records.append({**row.result.flat(), **extra})
     shown, constant = [], []
     for column in _COLUMNS:
         values: set[Any] = {record[column[0]] for record in records}

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from wavealign.report.page.cells import geometric_mean
 from wavealign.report.page.svg import Axis, Mark, chart, span
-from wavealign.report.rows import Row
-from wavealign.results import RunResult
-from wavealign.sim.ranking import rank
+from wavealign.runs.files import Row
+from wavealign.runs.ranking import rank
+from wavealign.runs.result import Result
 
 _KEY = ("mask_digest", "heads", "policy", "device", "kernel", "wave", "regime", "seed")
 
@@ -44,8 +44,8 @@ class Prediction:
 
 def predictions(rows: Sequence[Row]) -> list[Prediction]:
     """One for each device, kernel, regime and model with launches of both sources."""
-    measured: defaultdict[tuple[object, ...], list[RunResult]] = defaultdict(list)
-    simulated: dict[tuple[object, ...], dict[str, RunResult]] = {}
+    measured: defaultdict[tuple[object, ...], list[Result]] = defaultdict(list)
+    simulated: dict[tuple[object, ...], dict[str, Result]] = {}
     for row in rows:
         key = tuple(getattr(row.result, name) for name in _KEY)
         if row.result.time_ms is None:
@@ -54,7 +54,7 @@ def predictions(rows: Sequence[Row]) -> list[Prediction]:
             measured[key].append(row.result)
         else:
             simulated.setdefault(key, {})[str(row.result.model)] = row.result
-    groups: defaultdict[str, list[tuple[RunResult, list[RunResult]]]] = defaultdict(list)
+    groups: defaultdict[str, list[tuple[Result, list[Result]]]] = defaultdict(list)
     for key, models in simulated.items():
         for model, result in models.items():
             if key in measured:
@@ -63,7 +63,7 @@ def predictions(rows: Sequence[Row]) -> list[Prediction]:
     return [_prediction(label, pairs) for label, pairs in groups.items()]
 
 
-def _prediction(label: str, pairs: list[tuple[RunResult, list[RunResult]]]) -> Prediction:
+def _prediction(label: str, pairs: list[tuple[Result, list[Result]]]) -> Prediction:
     hits, times = [], []
     by_mask: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     hit_errors, time_errors = [], []

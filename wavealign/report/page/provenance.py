@@ -9,8 +9,8 @@ from typing import Any
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.report.page.gather import Block, Unit, unit_of
-from wavealign.report.rows import Row
-from wavealign.results import RunResult
+from wavealign.runs.files import Row
+from wavealign.runs.result import Result
 from wavealign.sim.devices import load_device
 from wavealign.units import format_size
 
@@ -49,7 +49,7 @@ def setting_facts(block: Block) -> list[tuple[str, str]]:
     return [(term, text) for term, text in facts if text]
 
 
-def _measured_facts(rows: Sequence[RunResult]) -> list[tuple[str, str]]:
+def _measured_facts(rows: Sequence[Result]) -> list[tuple[str, str]]:
     clocks = [row.clock_ghz for row in rows if row.clock_ghz is not None]
     spreads = [row.time_spread_frac for row in rows if row.time_spread_frac is not None]
     errors = [row.error_frac for row in rows if row.error_frac is not None]
@@ -70,7 +70,7 @@ def _measured_facts(rows: Sequence[RunResult]) -> list[tuple[str, str]]:
     ]
 
 
-def _cache(rows: Sequence[RunResult]) -> str:
+def _cache(rows: Sequence[Result]) -> str:
     words = {"all": "flushed", "none": "as it was"}
     found = {words.get(row.cache_control, "") for row in rows if row.cache_control is not None}
     return ", ".join(sorted(found))
@@ -113,7 +113,7 @@ def mask_facts(rows: Iterable[Row], masks: Mapping[Unit, BlockMask]) -> list[Mas
     return sorted(found.values(), key=lambda fact: (fact.mask, len(fact.heads), fact.heads))
 
 
-def _values(rows: Sequence[RunResult], name: str) -> str:
+def _values(rows: Sequence[Result], name: str) -> str:
     values: dict[Any, None] = dict.fromkeys(getattr(row, name) for row in rows)
     known = [value for value in values if value is not None]
     if all(isinstance(value, int) for value in known):

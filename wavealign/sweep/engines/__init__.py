@@ -12,8 +12,9 @@ from typing import Protocol
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.trial import Inputs, failed, run_trial
 
 EXECUTORS = ("local", "ray", "dask")
@@ -32,8 +33,8 @@ class Job:
         gpu: it needs a GPU of its own.
     """
 
-    specs: tuple[TrialSpec, ...]
-    function: Callable[[tuple[TrialSpec, ...], BlockMask], list[TrialRecord]] | None = None
+    specs: tuple[Launch, ...]
+    function: Callable[[tuple[Launch, ...], BlockMask], list[TrialRecord]] | None = None
     belady: bool = False
     gpu: bool = False
 

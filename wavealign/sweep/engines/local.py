@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
+from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sweep.engines import Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
-from wavealign.sweep.records import TrialRecord
 from wavealign.sweep.trial import Inputs
 
 _ARRAYS: dict[str, type[np.generic]] = {"indptr": np.int64, "indices": np.int32}

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError
+from wavealign.runs.launch import Launch
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
-from wavealign.sweep.records import TrialRecord, TrialSpec
 from wavealign.sweep.trial import Inputs
 
 Answer = TypeVar("Answer")
@@ -68,7 +69,7 @@ class RayEngine:
         """GPUs of the cluster."""
         return int(self._ray.cluster_resources().get("GPU", 0))
 
-    def on_gpu(self, function: Callable[..., Answer], spec: TrialSpec) -> Answer:
+    def on_gpu(self, function: Callable[..., Answer], spec: Launch) -> Answer:
         """What a function says of a spec and its mask, asked where a GPU is."""
         task = self._ray.remote(num_gpus=1)(function)
         try:

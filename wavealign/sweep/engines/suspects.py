@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines import MAX_DEATHS, Job
-from wavealign.sweep.records import TrialRecord
 
 
 class Suspects:

@@ -1,0 +1,254 @@
+"""What surrounds the kernels, on the CPU: moves, the reference, the checks, refusals, the CLI."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers import dense_attention, random_mask
+
+from wavealign.cli import main
+from wavealign.errors import InputError, MissingCapabilityError
+from wavealign.gpu.capabilities import Capabilities, Problem
+from wavealign.masks import BlockMask, save_mask
+from wavealign.order import build_schedule
+
+torch = pytest.importorskip("torch")
+
+
+def ragged_problem(**changes):
+    rng = np.random.default_rng(3)
+    kept = rng.random((4, 6, 5)) < 0.5
+    kept[1, 2] = False
+    mask = BlockMask.from_dense(kept, (8, 16), (45, 71))
+    return dataclasses.replace(Problem(mask, head_dim=16), **changes)
+
+
+def slow_backend(rows="gathered", walks="backwards", *, fault=None):
+    """A backend on the CPU that follows its lists row by row; `fault` makes it wrong."""
+    from wavealign.gpu.backend import Backend, BoundKernel
+
+    class Slow(Backend):
+        name = "slow"
+        title = "numpy in disguise"
+        needs = ()
+        distribution = "slow"
+        capabilities = Capabilities(
+            blocks=((8, 16),),
+            dtypes=("bf16",),
+            head_dims=(16,),
+            compute_capability=((0, 0), (99, 0)),
+            walks=walks,
+            rows=rows,
+            ragged_kv_first=True,
+        )
+
+        def bind(self, problem, lists, inputs):
+            q, k, v = inputs.q, inputs.k, inputs.v
+            out = torch.empty_like(q)
+            lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
+            return BoundKernel(lambda: run(problem, lists, q, k, v, out, lse), (out, lse))
+
+        def bind_dense(self, problem, inputs):
+            raise NotImplementedError
+
+    def run(problem, lists, q, k, v, out, lse):
+        mask, padded = problem.mask, lists.padded()
+        for h in range(mask.H):
+            for i in range(mask.M):
+                place = i if lists.table is None else int(lists.table[h, i])
+                rows_ = slice(place * mask.block_q, min((place + 1) * mask.block_q, q.shape[1]))
+                blocks = padded[h, place, : lists.counts[h, place]].tolist()
+                if fault == "drops a block" and h == 0:
+                    blocks = blocks[1:]
+                if fault == "drops every block" and h == 0:
+                    blocks = []
+                if fault == "reads every block" and h == 0:
+                    blocks = list(range(mask.N))
+                tokens = [
+                    t
+                    for b in blocks
+                    for t in range(b * mask.block_kv, (b + 1) * mask.block_kv)
+                    if t < mask.tokens_kv
+                ]
+                if fault == "skips a row" and (h, i) == (0, 0):
+                    continue
+                keys, values = (
+                    t[:, tokens, h // problem.heads_per_kv_head].float() for t in (k, v)
+                )
+                scores = q[:, rows_, h].float() @ keys.transpose(1, 2) / problem.head_dim**0.5
+                lse[:, h, rows_] = scores.logsumexp(-1) if tokens else -torch.inf
+                out[:, rows_, h] = (scores.softmax(-1) @ values).to(out.dtype) if tokens else 0
+        return out, lse
+
+    return Slow()
+
+
+@pytest.mark.parametrize("block", [1, 7, 8])
+def test_gather_and_scatter_are_inverse(block):
+    from wavealign.gpu.move import gather_blocks, scatter_blocks, scatter_lse
+
+    tokens, M = 37, -(-37 // block)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, tokens, 3, 5, generator=generator)
+    order = torch.stack([torch.randperm(M, generator=generator) for _ in range(3)]).int()
+    moved, back = torch.full((2, M * block, 3, 5), torch.nan), torch.full_like(q, torch.nan)
+    gather_blocks(q, order, block, moved)
+    for h in range(3):
+        for slot in range(M):
+            begin = int(order[h, slot]) * block
+            wanted = q[:, begin : begin + block, h]
+            got = moved[:, slot * block : slot * block + block, h]
+            assert torch.equal(got[:, : wanted.shape[1]], wanted)
+            assert not got[:, wanted.shape[1] :].any()
+    scatter_blocks(moved, order, block, back)
+    assert torch.equal(back, q)
+    lse, lse_back = moved[..., 0].transpose(1, 2).contiguous(), torch.empty(2, 3, tokens)
+    scatter_lse(lse, order, block, lse_back)
+    assert torch.equal(lse_back, q[..., 0].transpose(1, 2))
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch": 2}, {"kv_heads": 2}])
+def test_the_reference_is_masked_attention(changes, monkeypatch):
+    from wavealign.gpu import reference
+    from wavealign.gpu.inputs import Inputs
+
+    monkeypatch.setattr(reference, "_SCORES_BYTES", 2000)  # several chunks a row
+    problem = ragged_problem(**changes)
+    inputs = Inputs.random(problem, "cpu")
+    out, lse = reference.reference_attention(problem, inputs)
+    scale = problem.head_dim**-0.5
+    for b in range(problem.batch):
+        q, k, v = (t[b].double().numpy() for t in (inputs.q, inputs.k, inputs.v))
+        k, v = (t.repeat(problem.heads_per_kv_head, axis=1) for t in (k, v))
+        wanted = dense_attention(q * scale, k, v, problem.mask)
+        np.testing.assert_allclose(out[b].numpy(), wanted, atol=2e-6)
+    kept = np.stack([h.to_dense() for h in problem.mask.heads()]).any(2).repeat(8, 1)[:, :45]
+    assert np.array_equal(np.isfinite(lse[0].numpy()), kept)
+
+
+@pytest.mark.parametrize("rows", ["gathered", "table"])
+@pytest.mark.parametrize("changes", [{}, {"batch": 2}, {"kv_heads": 1}])
+def test_a_right_kernel_passes_the_checks(rows, changes):
+    from wavealign.gpu.correctness import check_launch, check_poke
+    from wavealign.gpu.inputs import Inputs
+    from wavealign.gpu.launch import Launch
+    from wavealign.gpu.reference import reference_attention
+
+    backend, problem = slow_backend(rows), ragged_problem(**changes)
+    inputs = Inputs.random(problem, "cpu")
+    wanted = reference_attention(problem, inputs)
+    for policy in ("original", "svd+nnz", "lockstep"):
+        schedule = build_schedule(problem.mask, policy, wave=3)
+        launch = Launch(backend, problem, schedule, inputs)
+        assert launch.moves_rows == (rows == "gathered")
+        assert check_launch(launch, problem, wanted, policy).error_frac < 4e-3
+        check_poke(launch, backend, problem, schedule, inputs, policy)
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "said"),
+    [
+        ("drops a block", "launch", "relative error|LSE is -inf in other rows"),
+        ("skips a row", "launch", "NaN or unwritten"),
+        ("reads every block", "poke", "rows changed with V blocks that they don't keep"),
+        ("drops every block", "poke", "rows didn't change with V blocks that they keep"),
+    ],
+)
+def test_a_wrong_kernel_is_caught(fault, check, said):
+    from wavealign.gpu.correctness import WrongResultError, check_launch, check_poke
+    from wavealign.gpu.inputs import Inputs
+    from wavealign.gpu.launch import Launch
+    from wavealign.gpu.reference import reference_attention
+
+    backend, problem = slow_backend(fault=fault), ragged_problem()
+    inputs = Inputs.random(problem, "cpu")
+    schedule = build_schedule(problem.mask, "nnz", wave=3)
+    launch, wanted = (
+        Launch(backend, problem, schedule, inputs),
+        reference_attention(problem, inputs),
+    )
+    checks = {
+        "launch": lambda: check_launch(launch, problem, wanted, "x"),
+        "poke": lambda: check_poke(launch, backend, problem, schedule, inputs, "x"),
+    }
+    with pytest.raises(WrongResultError, match=said):
+        checks[check]()
+
+
+def test_backends_are_found_by_name_and_never_replaced():
+    from wavealign.gpu.registry import BACKEND_NAMES, backends, find_backend
+
+    assert tuple(b.name for b in backends()) == BACKEND_NAMES
+    with pytest.raises(InputError, match="Did you mean 'triton'"):
+        find_backend("tritom")
+    with pytest.raises(MissingCapabilityError, match="plan sorts rows by K/V length"):
+        find_backend("flashinfer")
+
+
+def test_fa4_isnt_used_on_blackwell():
+    from wavealign.gpu.fa4 import FlashAttention4
+
+    problem = Problem(random_mask())
+    with pytest.raises(InputError, match=r"backend 'fa4' runs on compute capability 9\.0"):
+        FlashAttention4().check(problem, (10, 0))
+
+
+def test_the_first_profile_that_fits_a_gpu():
+    from wavealign.sim.devices import device_of_gpu, load_device
+
+    found = {
+        "NVIDIA H200": "h200",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA H100 PCIe": "h100-pcie",
+        "NVIDIA A100-SXM4-40GB": "a100-40gb",
+        "NVIDIA A100 80GB PCIe": None,
+        "NVIDIA GeForce RTX 4090": "rtx4090",
+        "NVIDIA GeForce RTX 3090": None,
+    }
+    assert {gpu: device_of_gpu(gpu) for gpu in found} == found
+    assert all(load_device(name) for name in found.values() if name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "say --gpu"), (("--gpu",), "validate --gpu needs an NVIDIA GPU")],
+)
+def test_validate_without_a_gpu_exits_with_3(tmp_path, arguments, said):
+    save_mask(tmp_path / "m.npz", random_mask())
+    out = tmp_path / "runs.jsonl"
+    result = CliRunner().invoke(
+        main, ["validate", "--mask", str(tmp_path / "m.npz"), "--out", str(out), *arguments]
+    )
+    assert result.exit_code == 3
+    assert said in result.output
+    assert not list(tmp_path.glob("runs*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backend", "tritom"), "unknown backend 'tritom'. Did you mean 'triton'?"),
+        (("--policy", "lockstpe"), "unknown policy 'lockstpe'. Did you mean 'lockstep'?"),
+        (("--trace", "folder"), "--trace needs --backend triton"),
+        (("--regime", "hot"), "'hot' is not one of 'single', 'steady'"),
+    ],
+)
+def test_validate_says_what_is_wrong_before_it_asks_for_a_gpu(tmp_path, arguments, said):
+    save_mask(tmp_path / "m.npz", random_mask())
+    result = CliRunner().invoke(main, ["validate", "--mask", str(tmp_path / "m.npz"), *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_backend_says_what_it_needs_and_which_version_it_is():
+    from importlib.metadata import version
+
+    backend = slow_backend()
+    assert backend.missing() is None
+    assert backend.version() == "slow"
+    backend.distribution = "torch"
+    assert backend.version() == f"torch {version('torch')}"
+    backend.needs = (("torch", "gpu"), ("no_such.module", "fa4"))
+    assert backend.missing() == "no_such.module isn't installed: pip install 'wavealign[fa4]'"

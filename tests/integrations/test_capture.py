@@ -1,0 +1,181 @@
+"""Recording Q and K from a small, randomly initialised WanTransformer3DModel."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+from wavealign.cli import main  # noqa: E402
+from wavealign.errors import InputError  # noqa: E402
+from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
+from wavealign.masks import load_mask  # noqa: E402
+from wavealign.methods import FileSource, TensorSource, make_mask, params  # noqa: E402
+from wavealign.qk import MODELS, TokenGrid  # noqa: E402
+from wavealign.qk.rope import axial_angles, rotate  # noqa: E402
+
+CONFIG = {
+    "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 24, "in_channels": 4,
+    "out_channels": 4, "text_dim": 16, "freq_dim": 16, "ffn_dim": 32, "num_layers": 3,
+    "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads", "rope_max_seq_len": 32,
+}  # fmt: skip
+GRID = TokenGrid(3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def wan():
+    torch.manual_seed(0)
+    return diffusers.WanTransformer3DModel(**CONFIG).eval()
+
+
+def inputs(timestep, seed=1):
+    generator = torch.manual_seed(seed)
+    return {
+        "hidden_states": torch.randn(2, 4, 3, 8, 10, generator=generator),
+        "timestep": torch.tensor([timestep, timestep]),
+        "encoder_hidden_states": torch.randn(2, 7, 16, generator=generator),
+        "return_dict": False,
+    }
+
+
+@torch.no_grad()
+def denoise(model):
+    """Three steps with guidance: two calls each."""
+    return [
+        model(**inputs(timestep, seed))[0] for timestep in (900.0, 500.0, 100.0) for seed in (1, 2)
+    ]
+
+
+def test_records_what_attention_sees_and_changes_nothing(tmp_path, wan):
+    plain = denoise(wan)
+    with capture_qk(wan, tmp_path, Wanted(layers=[0, 2], heads=[1], steps=[0, 2])) as capture:
+        watched = denoise(wan)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    names = [f"step{s:03d}_layer{n:02d}.safetensors" for s in (0, 2) for n in (0, 2)]
+    assert [f.name for f in capture.files] == names
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names)
+    with FileSource(tmp_path / names[0]) as source:
+        assert (source.heads, source.tokens, source.head_dim) == (1, 60, 24)
+        q, k = source.read(0)
+        assert source.about["grid"] == "3x4x5"
+        assert source.about["model"] == "WanTransformer3DModel"
+    # By hand: the first block's projections, normalised, turned by our own rotary position.
+    with torch.no_grad():
+        block, state = wan.blocks[0], inputs(900.0)
+        hidden = wan.patch_embedding(state["hidden_states"]).flatten(2).transpose(1, 2)
+        temb = wan.condition_embedder(state["timestep"], state["encoder_hidden_states"], None)[1]
+        shift, scale = (block.scale_shift_table + temb.unflatten(1, (6, -1)).float()).chunk(6, 1)[
+            :2
+        ]
+        normed = block.norm1(hidden.float()) * (1 + scale) + shift
+        angles = axial_angles(GRID, (8, 8, 8), MODELS["wan2.1"].theta)
+        for found, projection, norm in (
+            (q, block.attn1.to_q, block.attn1.norm_q),
+            (k, block.attn1.to_k, block.attn1.norm_k),
+        ):
+            head = norm(projection(normed)).unflatten(2, (2, -1))[0, :, 1]
+            torch.testing.assert_close(
+                found, rotate(head, angles, "interleaved"), atol=1e-5, rtol=1e-4
+            )
+    # Nothing is left behind.
+    with capture_qk(wan, tmp_path, Wanted(layers=[1], steps=[99])) as capture:
+        denoise(wan)
+    assert capture.files == []
+    assert not wan._forward_pre_hooks
+    assert not wan.blocks[0].attn1._forward_pre_hooks
+
+
+def test_records_masks(tmp_path, wan):
+    p = params.Exact(mass=0.5, block=10)
+    with capture_qk(wan, tmp_path, Wanted([1], steps=[1], method="exact", params=p)):
+        denoise(wan)
+    with capture_qk(wan, tmp_path, Wanted([1], steps=[1])):
+        denoise(wan)
+    with FileSource(tmp_path / "step001_layer01.safetensors") as source:
+        q, k = zip(*(source.read(h) for h in range(2)), strict=True)
+    expected = make_mask("exact", TensorSource(torch.stack(q), torch.stack(k)), p)
+    found = load_mask(tmp_path / "step001_layer01.npz").mask
+    assert found.digest == expected.digest
+    assert found.meta["layer"] == "1"
+
+
+def test_bad_requests(tmp_path, wan):
+    for wanted, text in (
+        (Wanted([3]), "layers 0 to 2"),
+        (Wanted([]), "layers 0 to 2"),
+        (Wanted([0], heads=[2]), "heads 0 to 1"),
+    ):
+        with pytest.raises(InputError, match=text), capture_qk(wan, tmp_path, wanted):
+            denoise(wan)
+    for model, folder, text in (
+        (wan, tmp_path / "none", "no such folder"),
+        (torch.nn.Linear(1, 1), tmp_path, "no transformer blocks"),
+    ):
+        with pytest.raises(InputError, match=text), capture_qk(model, folder, Wanted([0])):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_first_frame_that_is_given_has_no_timestep(tmp_path, wan):
+    timesteps = torch.zeros(2, GRID.tokens)
+    with torch.no_grad(), capture_qk(wan, tmp_path, Wanted(layers=[0])) as capture:
+        for timestep in (900.0, 500.0):
+            timesteps[:, GRID.height * GRID.width :] = timestep
+            wan(**{**inputs(timestep), "timestep": timesteps})
+    assert [file.name[:7] for file in capture.files] == ["step000", "step001"]
+
+
+SCRIPT = f"""
+import sys, torch, diffusers
+torch.manual_seed(0)
+model = diffusers.WanTransformer3DModel(**{CONFIG!r}).eval()
+with torch.no_grad():
+    for timestep in (900.0, 500.0):
+        model(hidden_states=torch.randn(1, 4, 3, 8, 10), timestep=torch.tensor([timestep]),
+              encoder_hidden_states=torch.randn(1, 7, 16))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_a_script_of_the_user(tmp_path):
+    script, out = tmp_path / "run.py", tmp_path / "qk"
+    script.write_text(SCRIPT)
+    out.mkdir()
+    result = run("capture", "--layers", "0-1", "--steps", 0, "--out", out, script, 0)
+    assert result.exit_code == 0, result.output
+    files = [out / f"step000_layer0{n}.safetensors" for n in (0, 1)]
+    assert result.stdout.split() == [str(f) for f in files]
+    assert "__call__" not in vars(diffusers.ModelMixin)
+    # From there to a mask; the file says its grid.
+    made = run(
+        "mask", "make", "--qk", files[0], "--method", "exact", "--set", "block=10", "--order",
+        "hilbert", "--out", tmp_path / "m.npz", "--json", "--quiet",
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    meta = json.loads(made.stdout)["meta"]
+    assert meta["grid"] == [3, 4, 5]
+    assert (meta["model"], meta["layer"], meta["step"]) == ("WanTransformer3DModel", "0", "0")
+
+
+def test_scripts_that_fail(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT)
+    for arguments, code, text in (
+        (("--layers", 0, "--out", tmp_path, script, 3), 1, "ended with 3"),
+        (("--layers", 0, "--steps", 9, "--out", tmp_path, script, 0), 1, "nothing was recorded"),
+        (("--layers", 7, "--out", tmp_path, script, 0), 2, "layers 0 to 2"),
+        (("--layers", 0, "--out", tmp_path, tmp_path / "no.py"), 2, "no such script"),
+        (("--layers", 0, "--out", tmp_path / "no", script), 2, "no such folder"),
+        (("--layers", 0, "--out", tmp_path, "--set", "a=1", script), 2, "is of --method"),
+    ):
+        result = run("capture", *arguments)
+        assert result.exit_code == code, result.output
+        assert text in result.stderr

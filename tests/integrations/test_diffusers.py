@@ -1,0 +1,357 @@
+"""The diffusers integration on tiny random transformers, against their own dense attention."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+pytest.importorskip("diffusers")
+
+from tiny_transformers import (  # noqa: E402
+    TEXT,
+    VIDEO,
+    forward,
+    framepack,
+    framepack_alone,
+    hunyuan,
+    hunyuan15,
+    hunyuan_image,
+    ltx,
+    text_mask,
+    wan,
+)
+
+from wavealign.errors import InputError  # noqa: E402
+from wavealign.integrations import diffusers as integration  # noqa: E402
+from wavealign.integrations.padding import Padding  # noqa: E402
+
+BLOCK = (16, 8)
+OPTIONS = {"block": BLOCK, "profile": "h200", "backend": "reference", "policy": "lockstep"}
+
+
+class Masks:
+    """A mask function that counts its calls, and keeps how many tokens it was given."""
+
+    def __init__(self, density=2.0):
+        self.calls, self.density, self.tokens = 0, density, []
+
+    def __call__(self, q, k):
+        self.calls += 1
+        self.tokens.append(q.shape[1])
+        M, N = -(-q.shape[1] // BLOCK[0]), -(-k.shape[1] // BLOCK[1])
+        generator = torch.Generator().manual_seed(1)
+        return torch.rand(q.shape[2], M, N, generator=generator) < self.density
+
+
+@pytest.mark.parametrize("make", [wan, ltx])
+def test_a_full_mask_is_dense_attention(make):
+    model, inputs = make()
+    dense = forward(model, inputs)
+    masks = Masks()
+    integration.enable(model, masks, **OPTIONS)
+    torch.testing.assert_close(forward(model, inputs), dense)
+    assert masks.calls == 2
+    found = integration.statistics(model)
+    assert (found.calls, found.planned) == (2, 2)
+    assert integration.explain(model).splitlines()[-1] == "layer 1, head 1: lockstep, as asked"
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+    assert masks.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "tokens"),
+    [
+        (hunyuan, [VIDEO + 4, VIDEO + 7] * 2),
+        (hunyuan_image, [VIDEO + 5] * 2),
+        (hunyuan15, [VIDEO + 4, VIDEO + 7] * 2),
+        (framepack, [48 + 32 + 4 + 1 + 2 + 4, 48 + 32 + 4 + 1 + 2 + 7] * 2),
+        (framepack_alone, [48 + 32 + 4 + 1 + 2 + 4] * 2),
+    ],
+)
+def test_a_full_mask_over_padded_text_is_dense_attention(make, tokens):
+    model, inputs = make()
+    dense = forward(model, inputs)
+    assert dense.isfinite().all()
+    masks = Masks()
+    integration.enable(model, masks, **OPTIONS)
+    torch.testing.assert_close(forward(model, inputs), dense)
+    assert masks.tokens == tokens
+    assert integration.statistics(model).planned == len(tokens)
+    assert len(integration.explain(model).splitlines()) == 2 * len(tokens)
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+    assert masks.calls == len(tokens)
+
+
+def test_sequences_with_other_texts_are_attended_alone():
+    model, inputs = hunyuan((4, 7))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    together = forward(model, inputs)
+    integration.disable(model)
+    assert not torch.allclose(together, forward(model, inputs))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    for b in range(2):
+        alone = forward(model, {name: value[b : b + 1] for name, value in inputs.items()})
+        torch.testing.assert_close(together[b : b + 1], alone)
+
+
+def test_padding_is_never_read():
+    model, inputs = hunyuan((4, 7))
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    before = forward(model, inputs)
+    inputs["encoder_hidden_states"][0, 4:] += 100
+    torch.testing.assert_close(forward(model, inputs), before)
+
+
+def test_the_padding_mask_is_read_once_a_forward(monkeypatch):
+    model, inputs = hunyuan()
+    integration.enable(model, Masks(), **OPTIONS)
+    reads = []
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append(t.shape) or real(t))
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            forward(model, inputs)
+    assert reads.count((2, 2)) == 2
+
+
+def test_a_method_is_told_where_text_begins():
+    model, inputs = hunyuan((4, 7))
+    told = []
+
+    def masks(q, k, text_tokens):
+        told.append((q.shape[1], text_tokens))
+        return Masks()(q, k)
+
+    integration.enable(model, masks, **OPTIONS)
+    forward(model, inputs)
+    assert told == [(VIDEO + 4, 4), (VIDEO + 7, 7)] * 2
+
+
+def test_masks_are_kept_for_each_text_of_guidance():
+    model, inputs = hunyuan((4, 7))
+    other = {**inputs, "encoder_attention_mask": text_mask((2, 9))}
+    wanted = [forward(model, inputs), forward(model, other)]
+    masks = Masks()
+    integration.enable(model, masks, mask_every=2, **OPTIONS)
+    for _ in range(2):
+        torch.testing.assert_close(forward(model, inputs), wanted[0])
+        torch.testing.assert_close(forward(model, other), wanted[1])
+    assert masks.calls == 2 * 2 * 2  # texts, sequences, layers
+    forward(model, {**inputs, "encoder_attention_mask": text_mask((1, 1))})
+    site = next(integration._enabled(model))
+    assert [len(kept.masks) for kept in site.kept.values()] == [2, 1]
+
+
+def test_short_sequences_keep_their_padding_mask():
+    for make in (hunyuan, hunyuan15):
+        model, inputs = make()
+        dense = forward(model, inputs)
+        masks = Masks()
+        integration.enable(model, masks, min_tokens=VIDEO + TEXT + 1, **OPTIONS)
+        assert torch.equal(forward(model, inputs), dense)
+        assert masks.calls == 0
+
+
+@pytest.mark.parametrize(("make", "method"), [(hunyuan, "xattention"), (hunyuan15, "exact")])
+def test_named_methods_run_on_padded_text(make, method):
+    model, inputs = make()
+    dense = forward(model, inputs)
+    integration.enable(model, method, **{**OPTIONS, "block": (128, 128)})
+    # One block holds everything.
+    torch.testing.assert_close(forward(model, inputs), dense)
+
+
+def test_a_sparse_mask_changes_the_output_and_another_model_stays_dense():
+    model, inputs = wan()
+    other, _ = wan()
+    dense = forward(model, inputs)
+    integration.enable(model, Masks(0.4), **OPTIONS)
+    assert not torch.allclose(forward(model, inputs), dense)
+    assert torch.equal(forward(other, inputs), dense)
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+
+
+def test_masks_are_kept_for_some_calls_and_short_sequences_left_alone():
+    model, inputs = wan()
+    dense = forward(model, inputs)
+    masks = Masks()
+    integration.enable(model, masks, mask_every=3, **OPTIONS)
+    for _ in range(4):
+        torch.testing.assert_close(forward(model, inputs), dense)
+    assert masks.calls == 4  # two layers, twice each
+    assert integration.statistics(model).calls == 8
+    integration.disable(model)
+    integration.enable(model, masks, min_tokens=1000, **OPTIONS)
+    assert torch.equal(forward(model, inputs), dense)
+    assert masks.calls == 4
+
+
+def test_layers_share_buffers():
+    model, inputs = wan()
+    integration.enable(model, Masks(), **OPTIONS)
+    forward(model, inputs)
+    planners = [
+        state.planner
+        for site in integration._enabled(model)
+        for state in site.attention._states.values()
+    ]
+    assert len(planners) == 2
+    assert planners[0] is planners[1]
+
+
+def test_no_layer_keeps_its_mask():
+    model, inputs = hunyuan((5, 5))
+    made = []
+
+    def masks(q, k):
+        mask = Masks()(q, k)
+        made.append(weakref.ref(mask))
+        return mask
+
+    integration.enable(model, masks, **OPTIONS)
+    forward(model, inputs)
+    gc.collect()
+    assert [mask() for mask in made] == [None, None]
+
+
+def test_a_named_method_makes_the_masks():
+    from wavealign.methods import head_mask
+
+    q, k = torch.randn(2, 300, 4, 16), torch.randn(2, 300, 2, 16)
+    made = integration.named_method("xattention")(q, k)
+    assert made.shape == (2, 4, 3, 3)
+    assert made.dtype == torch.bool
+    assert torch.equal(made[1, 3], head_mask("xattention", q[1, :, 3], k[1, :, 1]))
+
+
+def test_a_named_method_makes_text_dense():
+    from wavealign.methods.params import Exact
+
+    torch.manual_seed(0)
+    q, k = 4 * torch.randn(1, 600, 2, 16), torch.randn(1, 600, 2, 16)
+    method = integration.named_method("exact", Exact(mass=0.3))
+    assert not method(q, k)[0, :, 4].all()
+    made = method(q, k, text_tokens=20)
+    assert made[0, :, 4].all()
+    assert made[0, :, :, 4].all()
+    assert torch.equal(made[0, :, :4, :4], method(q, k)[0, :, :4, :4])
+
+
+def test_padding_masks():
+    padding = Padding()
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    assert padding.lengths(mask, 2, 2, 2).tokens == (3, 4)
+    assert padding.lengths(mask[:, None, None], 2, 2, 2).tokens == (3, 4)
+    assert padding.lengths(mask.long(), 2, 3, 4).tokens == (6, 7)
+    assert padding.lengths(None, 2, 3, 4).tokens == (7, 7)
+    mask[0, 2] = False
+    assert padding.lengths(mask, 2, 2, 2).tokens == (2, 4)
+    mask[1, 3] = False
+    assert padding.lengths(mask, 2, 2, 2).tokens == (2, 3)  # the same tensor, changed
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.tensor([[1, 1, 0, 1]]), "sequence 0 has gaps"),
+        (torch.tensor([[1, 0, 0, 0]]), "leaves 1 tokens of a sequence with 2 tokens of video"),
+        (torch.zeros(1, 1, 1, 4), "of torch.float32; expected bool"),
+        (torch.ones(1, 1, 4, 4, dtype=torch.bool), "expected one over keys"),
+        (torch.ones(2, 4, dtype=torch.bool), "for 1 sequences"),
+        (torch.ones(1, 3, dtype=torch.bool), "of 2 video and 2 text tokens"),
+    ],
+)
+def test_bad_padding_masks(mask, message):
+    with pytest.raises(InputError, match=message):
+        Padding().lengths(mask, 1, 2, 2)
+
+
+def test_what_a_block_mask_cannot_say_is_refused():
+    model, inputs = ltx()
+    integration.enable(model, Masks(), **OPTIONS)
+    module = model.transformer_blocks[0].attn1
+    x = torch.randn(1, 60, 16)
+    with pytest.raises(InputError, match="leaves 10 tokens"):
+        module(x, attention_mask=torch.arange(60)[None] < 10)
+    own = module.processor._site.original
+    own._parallel_config = object()
+    with pytest.raises(InputError, match="context parallelism"):
+        forward(model, inputs)
+
+
+def test_bad_input():
+    model, _ = wan()
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.disable(model)
+    with pytest.raises(InputError, match="Did you mean 'xattention'"):
+        integration.enable(model, "xattentio")
+    with pytest.raises(InputError, match="mask_every is 0"):
+        integration.enable(model, Masks(), mask_every=0)
+    integration.enable(model, Masks(), **OPTIONS)
+    with pytest.raises(InputError, match="enabled already"):
+        integration.enable(model, Masks(), **OPTIONS)
+    with pytest.raises(InputError, match="Linear isn't supported"):
+        integration.enable(torch.nn.Linear(2, 2), Masks())
+
+
+SESSION = {
+    "steps": 5, "search_steps": (1, 3), "block": (16, 8), "policy": "lockstep", "profile": "h200",
+    "backend": "reference",
+}  # fmt: skip
+
+
+def run_of(model, inputs):
+    """Outputs at the timesteps of a run."""
+    timestep = inputs["timestep"]
+    return [
+        forward(model, {**inputs, "timestep": torch.full_like(timestep, t)})
+        for t in (900, 700, 500, 300, 100)
+    ]
+
+
+@pytest.mark.parametrize("make", [hunyuan, hunyuan_image, hunyuan15])
+def test_a_session_of_everything_is_the_model_with_text_of_any_length(make):
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = make()
+    expected = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    for out, dense in zip(run_of(model, inputs), expected, strict=True):
+        torch.testing.assert_close(out, dense)
+    found = diffusers_sessions.session_of(model).statistics
+    sites = found.searched // 2
+    assert (found.full, found.reused, found.plans) == (sites, 2 * sites, 2 * sites)
+    integration.disable(model)
+    torch.testing.assert_close(run_of(model, inputs), expected, rtol=0, atol=0)
+
+
+def test_sequences_of_a_batch_are_searched_on_their_own():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = hunyuan((4, 7))
+    dense = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)
+    together = run_of(model, inputs)
+    session = diffusers_sessions.session_of(model)
+    masks = [session.mask(1, f"cond, sequence {i}") for i in (0, 1)]
+    assert [tuple(mask.shape) for mask in masks] == [(1, 2, 4, 8), (1, 2, 5, 9)]
+    assert not masks[1].all()
+    assert not torch.allclose(together[-1], dense[-1], rtol=1e-4)
+    for i in (0, 1):
+        alone = run_of(model, {name: value[i : i + 1] for name, value in inputs.items()})
+        assert torch.equal(diffusers_sessions.session_of(model).mask(1), masks[i])
+        for whole, own in zip(together, alone, strict=True):
+            torch.testing.assert_close(whole[i : i + 1], own)
+
+
+def test_sessions_refuse_frames_of_the_past():
+    from wavealign.integrations import diffusers_sessions
+
+    model, _ = framepack()
+    with pytest.raises(InputError, match="its tokens are no grid"):
+        diffusers_sessions.enable_session(model, "gsrs")

@@ -1,0 +1,1 @@
+"""What a run is: its launch, its result, files of rows, pairing and comparing."""

@@ -1,0 +1,184 @@
+"""Result rows for `wavealign compare` and `wavealign report`, from files and sweep folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wavealign.errors import InputError
+from wavealign.runs.result import RUN_SCHEMA, Result
+from wavealign.runs.trial import TRIAL_SCHEMA, TrialRecord
+from wavealign.sweep.store import SWEEP_SCHEMA, by_identity
+
+_EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, with what only its trial knows.
+
+    Attributes:
+        result: the row.
+        origin: file or folder it was read from. The rows of one origin are a campaign: they share
+            a card, a day and a baseline.
+        planning_ms: making the schedule; None where no trial recorded it.
+    """
+
+    result: Result
+    origin: str
+    planning_ms: float | None = None
+
+
+@dataclass
+class Loaded:
+    """What files and folders hold.
+
+    Attributes:
+        rows: every run, in the order read.
+        failed: trials that failed and weren't done later.
+        manifests: the ``sweep.json`` of each folder that has one, by folder.
+        notes: what was passed over, and why.
+        counts: rows by origin.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    failed: list[TrialRecord] = field(default_factory=list)
+    manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def load_rows(paths: Sequence[str | Path]) -> Loaded:
+    """Read result rows, trials and sweep folders.
+
+    Args:
+        paths: JSONL files of runs or trials; folders of a sweep (``trials/*.jsonl``,
+            ``results.jsonl``, ``sweep.json``), or of any such files.
+
+    Raises:
+        InputError: a path that isn't there, a line that is neither a run nor a trial, nothing
+            to read.
+    """
+    loaded = Loaded()
+    seen: set[Path] = set()
+    for path in map(Path, paths):
+        if path.resolve() in seen:
+            raise InputError(f"{path}: is named twice; name each file or folder once.")
+        seen.add(path.resolve())
+        before, failed = len(loaded.rows), len(loaded.failed)
+        if path.is_dir():
+            _load_folder(path, loaded)
+        else:
+            runs, trials = _read(path)
+            _take(loaded, str(path), runs, trials)
+        loaded.counts[str(path)] = len(loaded.rows) - before
+        if loaded.counts[str(path)] == 0 and len(loaded.failed) == failed:
+            raise InputError(f"{path}: holds no rows; {_EXPECTED}.")
+    return loaded
+
+
+def _load_folder(folder: Path, loaded: Loaded) -> None:
+    manifest = folder / "sweep.json"
+    if manifest.exists():
+        loaded.manifests[str(folder)] = _manifest(manifest)
+    trial_files = sorted((folder / "trials").glob("*.jsonl"))
+    runs: list[Result] = []
+    trials: list[TrialRecord] = []
+    for path in trial_files:
+        more_runs, more_trials = _read(path, loaded.notes)
+        runs += more_runs
+        trials += more_trials
+    results = folder / "results.jsonl"
+    if trial_files or manifest.exists():
+        if results.exists():
+            # The sweep's own export: what its trials hold already isn't a second measurement.
+            known = {t.result.to_json() for t in trials if t.result is not None}
+            more_runs, more_trials = _read(results)
+            runs += [run for run in more_runs if run.to_json() not in known]
+            trials += more_trials
+    else:
+        found = sorted(folder.glob("*.jsonl"))
+        if not found:
+            raise InputError(f"{folder}: holds neither trials/ nor *.jsonl; {_EXPECTED}.")
+        for path in found:
+            try:
+                more_runs, more_trials = _read(path)
+            except InputError as problem:
+                loaded.notes.append(f"passed over: {problem}")
+                continue
+            # Each file is a campaign with a baseline of its own.
+            _take(loaded, str(path), more_runs, more_trials)
+    _take(loaded, str(folder), runs, trials)
+
+
+def _take(
+    loaded: Loaded, origin: str, runs: Sequence[Result], trials: Sequence[TrialRecord]
+) -> None:
+    """Add rows; of a trial recorded several times, the record that the sweep itself keeps."""
+    loaded.rows += [Row(run, origin) for run in runs]
+    for trial in by_identity(trials).values():
+        if trial.result is not None:
+            loaded.rows.append(Row(trial.result, origin, trial.planning_ms))
+        else:
+            loaded.failed.append(trial)
+
+
+def _read(path: Path, torn: list[str] | None = None) -> tuple[list[Result], list[TrialRecord]]:
+    """Runs and trials of a file.
+
+    Args:
+        path: the file.
+        torn: where given, a last line that was cut off while being written is passed over and
+            noted here.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path}: can't be read ({problem}); {_EXPECTED}.") from problem
+    runs: list[Result] = []
+    trials: list[TrialRecord] = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            schema = _schema(line)
+            if schema == RUN_SCHEMA:
+                runs.append(Result.from_json(line))
+            elif schema == TRIAL_SCHEMA:
+                trials.append(TrialRecord.from_json(line))
+            else:
+                what = "no schema" if schema is None else f"schema {schema!r}"
+                raise InputError(f"a row has {what}; {_EXPECTED}.")
+        except InputError as problem:
+            if torn is not None and number == len(lines):
+                torn.append(f"{path}: the last line was cut off and is passed over.")
+                continue
+            raise InputError(f"{path}: line {number}: {problem}") from problem
+    return runs, trials
+
+
+def _schema(line: str) -> Any:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise InputError(f"is not JSON ({problem}); {_EXPECTED}.") from problem
+    if not isinstance(row, dict):
+        raise InputError(f"is not a JSON object; {_EXPECTED}.")
+    return row.get("schema")
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path}: is not a sweep's manifest ({problem}).") from problem
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SWEEP_SCHEMA:
+        raise InputError(
+            f"{path}: has schema {schema!r}; expected a sweep's manifest, '{SWEEP_SCHEMA}'."
+        )
+    return dict(manifest)

@@ -1,0 +1,191 @@
+"""What a sparse method does at each step of a denoising run: the frame that all of them share.
+
+A method is a `Rule`: at a step it attends to everything ("full"), looks for the blocks that
+matter ("search"), or attends to the blocks found before ("reuse"). What it remembers between
+searches is a `Memory`; `wavealign.sessions` keeps one for each layer and branch, orders tokens,
+plans schedules and runs the kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from wavealign.errors import InputError
+from wavealign.gpu.importance.call import Lists
+from wavealign.numbers import whole_number, whole_numbers
+
+Action = Literal["full", "search", "reuse"]
+
+
+@dataclass(frozen=True)
+class SearchSteps:
+    """When a method searches.
+
+    Attributes:
+        search: steps, ascending, counted from 0. Up to the first of them attention is full.
+        steps: of the run.
+
+    Raises:
+        InputError: no search step, steps out of order or beyond the run, or what is no step.
+    """
+
+    search: Sequence[int]
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "search", whole_numbers("search steps", self.search))
+        object.__setattr__(self, "steps", whole_number("steps", self.steps))
+        if self.steps < 1:
+            raise InputError(f"a run of {self.steps} steps; expected at least 1.")
+        found = list(self.search)
+        if not found:
+            raise InputError("search steps: none; expected at least one.")
+        if any(b <= a for a, b in itertools.pairwise(found)):
+            raise InputError(f"search steps {found} are out of order; expected them ascending.")
+        if found[0] < 0 or found[-1] >= self.steps:
+            raise InputError(
+                f"search steps {found} of a run of {self.steps} steps; expected 0 to "
+                f"{self.steps - 1}. Is steps={self.steps} right?"
+            )
+
+    def action(self, step: int) -> Action:
+        """What is done at a step."""
+        if step < self.search[0]:
+            return "full"
+        return "search" if step in self.search else "reuse"
+
+    def uses(self, step: int) -> int:
+        """Steps that reuse what is found at this step."""
+        later = [s for s in self.search if s > step]
+        return (later[0] if later else self.steps) - step - 1
+
+
+class SearchesAtSteps:
+    """What a rule that searches at given steps does when: `Rule.action` and `Rule.uses`."""
+
+    search_steps: Sequence[int]
+    steps: int
+
+    def when(self) -> SearchSteps:
+        """The steps, checked.
+
+        Raises:
+            InputError: see `SearchSteps`.
+        """
+        return SearchSteps(self.search_steps, self.steps)
+
+    def action(self, step: int) -> Action:
+        """See `Rule.action`."""
+        return self.when().action(step)
+
+    def uses(self, step: int) -> int:
+        """See `Rule.uses`."""
+        return self.when().uses(step)
+
+
+@dataclass(frozen=True, eq=False)
+class StepCall:
+    """Queries, keys and values of one layer and branch at a step, in token order.
+
+    Attributes:
+        step: from 0.
+        q, k, v: ``[B, L, H, D]``.
+        block: tokens of a query and of a K/V block.
+        text_tokens: at the end of the sequence.
+        schedule: the memory's candidates with an order of rows and visits, where one was planned.
+    """
+
+    step: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block: tuple[int, int]
+    text_tokens: int = 0
+    schedule: Lists | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a rule remembers between searches.
+
+    Attributes:
+        candidates: bool ``[B, H, M, N]``, the blocks that later searches look at; None for all.
+        lse: float32 ``[B, H, L]``, log-sum-exp of an earlier step.
+    """
+
+    candidates: Tensor | None = None
+    lse: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search gives.
+
+    Attributes:
+        out: attention of this step, ``[B, L, H, D]``.
+        keep: bool ``[B, H, M, N]``, the blocks of the next steps.
+        memory: for the next search.
+        finite: bool, 0-dimensional, on the device: whether all scores were numbers.
+        otherwise: what it means if they weren't.
+    """
+
+    out: Tensor
+    keep: Tensor
+    memory: Memory
+    finite: Tensor
+    otherwise: str = "NaN or infinity in the scores of q and k; expected finite numbers"
+
+
+class Rule(Protocol):
+    """A method over the steps of a run."""
+
+    takes_schedule: ClassVar[bool]
+    """Whether its searches attend to the memory's candidates, and so can read them in order."""
+
+    @property
+    def name(self) -> str:
+        """As in ``wavealign.sessions.SESSIONS``."""
+
+    @property
+    def steps(self) -> int:
+        """Of the run."""
+
+    def action(self, step: int) -> Action:
+        """What is done at a step."""
+
+    def uses(self, step: int) -> int:
+        """Steps that reuse what is found at this step."""
+
+    def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
+        """Attend and look for the blocks of the next steps.
+
+        Args:
+            call: the step's inputs.
+            memory: what the last search left.
+            attend: attention over the blocks found last (all, before the first search), for
+                rules that don't compute it themselves.
+        """
+
+
+def keep_text(keep: Tensor, call: StepCall) -> Tensor:
+    """Rows and columns of blocks that hold text made dense, in place."""
+    if call.text_tokens:
+        video = call.q.shape[1] - call.text_tokens
+        keep[..., video // call.block[0] :, :] = True
+        keep[..., video // call.block[1] :] = True
+    return keep
+
+
+def all_finite(*tensors: Tensor) -> Tensor:
+    """Whether no tensor holds NaN or +inf, 0-dimensional, on the device; -inf counts as a number.
+
+    A row that attends to nothing has log-sum-exp -inf.
+    """
+    flags = [(t < float("inf")).all() for t in tensors]
+    return torch.stack(flags).all()

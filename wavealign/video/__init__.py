@@ -1,6 +1,0 @@
-"""Video as a sequence of tokens: the token grid, token orders, rotary positions, clips."""
-
-from wavealign.video.grid import MODELS, TokenGrid, VideoModel, find_model
-from wavealign.video.orders import ORDERS, invert, token_order
-
-__all__ = ["MODELS", "ORDERS", "TokenGrid", "VideoModel", "find_model", "invert", "token_order"]
