@@ -1,4 +1,4 @@
-r"""GSRS beside AdaSpa, LiteAttention and top-k, and what its masks mean for L2: docs/gsrs.md.
+r"""GSRS, AdaSpa, LiteAttention, top-k, and what their masks mean for L2: docs/results/gsrs.md.
 
     python benchmarks/gsrs_recall.py [--qk FILE] [--large FILE] [--plot FILE] [--seed 0]
 

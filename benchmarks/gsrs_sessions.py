@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--steady-seconds", type=float, default=1.0, help="a policy, in counters")
     parser.add_argument("--lite-steps", type=int, default=6)
     parser.add_argument("--lite-threshold", type=float, default=-1.14,
-                        help="that which has the density of gsrs in docs/gsrs.md")  # fmt: skip
+                        help="that which has gsrs's density (docs/results/gsrs.md)")  # fmt: skip
     parser.add_argument("--backend", default=None, help="of the sessions; default: auto")
     parser.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
     parser.add_argument("--plot", help="with --only report: a picture of each step's time")

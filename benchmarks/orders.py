@@ -1,4 +1,4 @@
-"""All order families on all masks at hand, simulated: docs/orders.md is made from this.
+"""All order families on all masks at hand, simulated: docs/results/orders.md is made from this.
 
     python benchmarks/orders.py run --out runs.jsonl [--device h200 --device a40] [MASK.npz ...]
     python benchmarks/orders.py search --out searches.jsonl

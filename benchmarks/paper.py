@@ -7,7 +7,7 @@
 ablation original / stage 1 / stage 2 / both, and beside it `lockstep` and `resync`. `tables`
 prints the gap (the paper's figure 2), hit ratio and HBM reads (table I, figure 11), and the
 ablation (figure 12) with each speedup split into balance (cycles) and clock (power). Paper figures
-are of an H100 and of masks from Wan2.1 and LTX2.3; docs/results-h200.md names the differences.
+are of an H100 and of masks from Wan2.1 and LTX2.3; docs/results/h200.md names the differences.
 """
 
 from __future__ import annotations

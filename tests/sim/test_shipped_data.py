@@ -65,7 +65,7 @@ def test_masks_of_a_session_are_what_the_provenance_file_says(step):
 
 
 def test_a_session_was_simulated_as_it_was_measured():
-    """Hits within a point, single launches within 1 %: docs/fidelity.md, its last search."""
+    """Hits within a point, single launches within 1 %: docs/results/fidelity.md, last search."""
     found = load_recordings(DATA / "gsrs/validated.runs.jsonl", kernel="triton")
     last = [r for r in found if r.mask_name == "step40"]
     assert [r.schedule.policy for r in last] == ["original", "svd+nnz", "lockstep", "resync"]

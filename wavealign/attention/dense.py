@@ -21,7 +21,7 @@ def attend_dense(
 
     On Hopper by FlashAttention-4 where it is installed, else by our own kernel; elsewhere, and for
     what these don't take, by torch's scaled_dot_product_attention. On an H200, 118,800 tokens and
-    24 heads of 128 take 246, 272 and 292 ms (docs/gsrs.md).
+    24 heads of 128 take 246, 272 and 292 ms (docs/results/gsrs.md).
 
     Args:
         q, k, v: ``[B, L, H, D]``, on one device.

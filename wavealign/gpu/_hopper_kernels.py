@@ -46,7 +46,7 @@ class CtaShape:
         return {"num_warps": 4, "maxnreg": entry, "REGS": consumer}
 
 
-# By block_q, as measured on an H200 (docs/results-h200.md).
+# By block_q, as measured on an H200 (docs/results/h200.md).
 CTA_SHAPES = {
     128: CtaShape(consumers=2, k_stages=2, v_stages=2, ctas_per_sm=1, pin=True),
     64: CtaShape(consumers=1, k_stages=2, v_stages=1, ctas_per_sm=2, pin=False),

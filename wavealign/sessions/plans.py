@@ -17,7 +17,7 @@ SEARCH_LOOK_FRAC = 0.01
 """Share of a plan's uses that the guard's look at a found mask may take.
 
 More than `LOOK_FRAC`, which holds for calls that go on for long: nine steps pay for this one. What
-there is to win in launches long enough is 2 to 6 % (docs/gsrs.md).
+there is to win in launches long enough is 2 to 6 % (docs/results/gsrs.md).
 """
 
 

@@ -2,7 +2,7 @@
 
 What it finds is a local optimum: an order at least as good as the cheap ones that it starts from,
 so an upper bound of what the best order needs. It can't show that nothing better exists.
-docs/orders.md says what it found.
+docs/results/orders.md says what it found.
 """
 
 from __future__ import annotations
