@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wavealign._extras import require
+from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, Lists, check_call
 
@@ -84,9 +84,7 @@ def attend_with_importance(
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
     if kernel == "auto":
-        from wavealign.methods.select import has_triton
-
-        fits = q.is_cuda and has_triton()
+        fits = q.is_cuda and installed("triton")
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":

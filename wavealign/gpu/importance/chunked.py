@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wavealign._blocks import fold_columns
 from wavealign.gpu.importance.call import Call, Importance
-from wavealign.methods.exact import fold_columns
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of a chunk; a few such tensors live at once
 
 
 def attend_chunked(call: Call) -> Importance:
-    """See `wavealign.gpu.importance.attend.attend_with_importance`.
+    """See `wavealign.gpu.importance.attend_with_importance`.
 
     Every chunk of query rows sees all its keys at once, so there is no running maximum and nothing
     to rescale. Computes in float32, float64 inputs in float64. Candidates are read on the host.
