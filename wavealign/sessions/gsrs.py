@@ -7,19 +7,20 @@ the next. In between, the mask is reused.
 
 After "Sparse Attention for Video Generation Acceleration via Growing Sparsity and Reduced Search";
 what the paper's text leaves open (its block size, how it treats text) are options here.
-`Session` (the whole pipeline) lives in `wavealign.sessions`, which needs the kernels.
+The whole pipeline is `wavealign.sessions.GsrsSession`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
+from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
 from wavealign.numbers import share, shares, whole_numbers
 from wavealign.sessions.rule import (
@@ -28,13 +29,7 @@ from wavealign.sessions.rule import (
     SearchesAtSteps,
     StepCall,
     all_finite,
-    keep_text,
 )
-
-if TYPE_CHECKING:
-    from wavealign.sessions.named import GsrsSession as Session
-
-__all__ = ["Gsrs", "Session"]
 
 SELECTS = ("top-p", "top-k")
 
@@ -103,19 +98,11 @@ class Gsrs(SearchesAtSteps):
         )
         if self.select == "top-k":
             count = max(1, round(self.keep * found.weights.shape[-1]))
-            keep = select_top_k(found.weights, count, among)
+            keep = select_top_k(found.weights, count)
         else:
             keep = select_top_p(found.weights, self.p[self.search_steps.index(call.step)], among)
         if self.dense_text:
-            keep = keep_text(keep, call)
+            keep_text(keep, call.q.shape[1], call.text_tokens, call.block)
         if self.reduced and among is None:
             memory = Memory(candidates=keep)
         return Found(found.out, keep, memory, all_finite(found.weights, found.lse))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from wavealign.sessions.named import GsrsSession
-
-        return GsrsSession
-    raise AttributeError(f"module 'wavealign.sessions.gsrs' has no attribute '{name}'")

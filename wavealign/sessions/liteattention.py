@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
+from wavealign.methods.context import keep_text
 from wavealign.numbers import number, whole_number
 from wavealign.sessions.rule import (
     Action,
@@ -27,13 +28,7 @@ from wavealign.sessions.rule import (
     Memory,
     SearchSteps,
     StepCall,
-    keep_text,
 )
-
-if TYPE_CHECKING:
-    from wavealign.sessions.named import LiteAttentionSession as Session
-
-__all__ = ["LiteAttention", "Session", "mark_tiles", "still_needed", "tile_maxima"]
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
 
@@ -87,7 +82,7 @@ class LiteAttention:
         out = attend()
         keep, finite = mark_tiles(call.q, call.k, memory.candidates, call.block, self.threshold)
         if self.dense_text:
-            keep = keep_text(keep, call)
+            keep_text(keep, call.q.shape[1], call.text_tokens, call.block)
         return Found(out, keep, Memory(candidates=keep), finite)
 
 
@@ -162,11 +157,3 @@ def still_needed(maxima: Tensor, visited: Tensor, threshold: float) -> Tensor:
     # -inf - -inf is NaN, which passes nothing; the first tile's own is +inf.
     rises = (backwards - running) * math.log2(math.e) > threshold
     return rises.any(-2).flip(-1)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from wavealign.sessions.named import LiteAttentionSession
-
-        return LiteAttentionSession
-    raise AttributeError(f"module 'wavealign.sessions.liteattention' has no attribute '{name}'")

@@ -173,15 +173,6 @@ class Rule(Protocol):
         """
 
 
-def keep_text(keep: Tensor, call: StepCall) -> Tensor:
-    """Rows and columns of blocks that hold text made dense, in place."""
-    if call.text_tokens:
-        video = call.q.shape[1] - call.text_tokens
-        keep[..., video // call.block[0] :, :] = True
-        keep[..., video // call.block[1] :] = True
-    return keep
-
-
 def all_finite(*tensors: Tensor) -> Tensor:
     """Whether no tensor holds NaN or +inf, 0-dimensional, on the device; -inf counts as a number.
 
