@@ -36,7 +36,7 @@ from wavealign.sessions import (  # noqa: E402
     make_session,
 )
 from wavealign.sessions.plans import own_copy, pack  # noqa: E402
-from wavealign.sessions.rule import Memory, SearchSteps  # noqa: E402
+from wavealign.sessions.rule import Memory  # noqa: E402
 
 BLOCK = (8, 6)
 GRID = TokenGrid(2, 4, 6)  # 48 tokens; with text 53: ragged blocks
@@ -394,7 +394,7 @@ def test_rules_refuse_what_means_nothing():
         make_session("liteattention", warmup=1.5)
     with pytest.raises(InputError, match="Did you mean 'gsrs'"):
         make_session("gsr")
-    assert SearchSteps((10, 30), 50).uses(10) == 19
+    assert adaspa.AdaSpa((10, 30), steps=50).uses(10) == 19
 
 
 def test_numbers_of_any_kind_are_numbers():

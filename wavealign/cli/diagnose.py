@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option, seed_option
-from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
+from wavealign.cli.qk import check_device, choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
 if TYPE_CHECKING:
@@ -149,8 +149,6 @@ def _open(
         raise InputError("diagnose needs Q and K; give --qk FILE, --qk FOLDER or --clip FILE.")
     if qk["save_qk"] is not None:
         raise InputError("--save-qk keeps the Q and K of --clip; give one.")
-    from wavealign.cli.qk import check_device
-
     check_device(qk["device"])
     captured = stack.enter_context(CapturedTrajectory.open(qk["qk_path"]))
     grid = choose_grid(qk) or captured.grid

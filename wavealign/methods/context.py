@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
-from wavealign.qk.grid import TokenGrid
+from wavealign.qk.grid import TokenGrid, check_tokens
 from wavealign.qk.orders import token_order
 
 
@@ -57,21 +57,13 @@ class HeadContext:
         """
         if text_tokens < 0:
             raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
-        if text_tokens >= tokens:
-            raise InputError(
-                f"{text_tokens} text tokens of {tokens}; expected some video before them."
-            )
+        check_tokens(tokens, grid, text_tokens, "Q and K")
         if grid is None:
             if order != "raster":
                 raise InputError(
                     f"token order '{order}' needs the token grid, e.g. --grid 21x45x80."
                 )
             return cls(0, tokens, seed, text_tokens=text_tokens)
-        if grid.tokens + text_tokens != tokens:
-            raise InputError(
-                f"grid {grid} has {grid.tokens} tokens and there are {text_tokens} of text; "
-                f"expected {tokens} together, the length of Q and K."
-            )
         places = token_order(order, grid) if order != "raster" else None
         return cls(0, tokens, seed, grid.shape, places, text_tokens)
 

@@ -57,6 +57,27 @@ class TokenGrid:
         return cls(frames, height, width)
 
 
+def check_tokens(tokens: int, grid: TokenGrid | None, text_tokens: int, told: str) -> None:
+    """Raise unless a sequence is some video, as much as the grid has, and the text.
+
+    Args:
+        tokens: its length.
+        grid: of the video, where it is known.
+        text_tokens: behind the video.
+        told: whose length it is, for errors.
+
+    Raises:
+        InputError: lengths that contradict each other.
+    """
+    if text_tokens >= tokens:
+        raise InputError(f"{text_tokens} text tokens of {tokens}; expected some video before them.")
+    if grid is not None and grid.tokens + text_tokens != tokens:
+        raise InputError(
+            f"grid {grid} has {grid.tokens} tokens and there are {text_tokens} of text; expected "
+            f"{tokens} together, the length of {told}."
+        )
+
+
 @dataclass(frozen=True)
 class VideoModel:
     """What a video transformer does to a clip before attention.

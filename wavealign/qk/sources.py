@@ -107,6 +107,7 @@ class FileSource:
     Attributes:
         path: the file.
         about: the metadata of a safetensors file; `wavealign capture` writes the token grid.
+        heads, tokens, head_dim: sizes of q and of k.
 
     Raises:
         InputError: anything else than two floating arrays of one shape, or a damaged file.
@@ -135,7 +136,7 @@ class FileSource:
             raise (
                 problem if text.startswith(str(self.path)) else InputError(f"{self.path}: {text}")
             ) from None
-        self._shape: tuple[int, ...] = tuple(q_shape[skip:])
+        self.heads, self.tokens, self.head_dim = map(int, q_shape[skip:])
 
     def __enter__(self) -> FileSource:
         return self
@@ -146,21 +147,6 @@ class FileSource:
     def close(self) -> None:
         """Close the file; heads that were read stay valid."""
         self._stack.close()
-
-    @property
-    def heads(self) -> int:
-        """How many heads."""
-        return self._shape[0]
-
-    @property
-    def tokens(self) -> int:
-        """Length of the sequence."""
-        return self._shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Elements per head."""
-        return self._shape[2]
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""

@@ -20,7 +20,7 @@ from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k
-from wavealign.numbers import number, share, whole_numbers
+from wavealign.numbers import number, share
 from wavealign.sessions.rule import (
     Found,
     Memory,
@@ -52,7 +52,7 @@ class AdaSpa(SearchesAtSteps):
         name: in reports.
 
     Raises:
-        InputError: see `SearchSteps`; a sparsity outside [0, 1), or below 1/3 with
+        InputError: see `SearchesAtSteps.check_steps`; a sparsity outside [0, 1), or below 1/3 with
             `head_adaptive`.
     """
 
@@ -67,9 +67,7 @@ class AdaSpa(SearchesAtSteps):
     name: str = "adaspa"
 
     def __post_init__(self) -> None:
-        found = whole_numbers("search steps", self.search_steps)
-        object.__setattr__(self, "search_steps", found)
-        self.when()
+        self.check_steps()
         share("1 - sparsity", 1 - number("sparsity", self.sparsity))
         if self.head_adaptive and self.sparsity < 1 / 3:
             raise InputError(

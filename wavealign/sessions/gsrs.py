@@ -22,7 +22,7 @@ from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
-from wavealign.numbers import share, shares, whole_numbers
+from wavealign.numbers import share, shares
 from wavealign.sessions.rule import (
     Found,
     Memory,
@@ -52,7 +52,7 @@ class Gsrs(SearchesAtSteps):
         name: in reports.
 
     Raises:
-        InputError: see `SearchSteps`; shares outside (0, 1], or not one p a search.
+        InputError: see `SearchesAtSteps.check_steps`; shares outside (0, 1], or not one p a search.
     """
 
     takes_schedule: ClassVar[bool] = True
@@ -67,9 +67,7 @@ class Gsrs(SearchesAtSteps):
     name: str = "gsrs"
 
     def __post_init__(self) -> None:
-        found = whole_numbers("search steps", self.search_steps)
-        object.__setattr__(self, "search_steps", found)
-        self.when()
+        self.check_steps()
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}'; expected {' or '.join(SELECTS)}.")
         if self.select == "top-k":

@@ -26,8 +26,8 @@ from wavealign.sessions.rule import (
     Action,
     Found,
     Memory,
-    SearchSteps,
     StepCall,
+    run_length,
 )
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
@@ -58,8 +58,7 @@ class LiteAttention:
     name: str = "liteattention"
 
     def __post_init__(self) -> None:
-        SearchSteps((0,), self.steps)
-        if not 0 <= whole_number("warmup", self.warmup) < self.steps:
+        if not 0 <= whole_number("warmup", self.warmup) < run_length(self.steps):
             raise InputError(
                 f"warmup={self.warmup} in a run of {self.steps} steps; expected 0 to "
                 f"{self.steps - 1}."

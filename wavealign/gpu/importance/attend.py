@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
-from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, Lists, check_call
+from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, check_call
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from wavealign.planning import DeviceSchedule
 
 KERNELS = ("auto", "hopper", "triton", "torch")
 _PREFERRED = ("hopper", "triton")  # by "auto" on a GPU, in this order
@@ -36,7 +38,7 @@ def attend_with_importance(
     *,
     block: tuple[int, int] = (128, 128),
     candidates: Tensor | None = None,
-    schedule: Lists | None = None,
+    schedule: DeviceSchedule | None = None,
     reference_lse: Tensor | None = None,
     diagnostics: bool = False,
     diagnose_every: int = 1,
