@@ -28,7 +28,7 @@ import torch
 
 import wavealign
 from wavealign.methods import head_masks, params, select, xattention
-from wavealign.methods.site import Site
+from wavealign.methods.context import HeadContext
 
 HEADS, HEAD_DIM = 40, 128
 REST = {
@@ -151,7 +151,7 @@ def _torch_mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     real = xattention.fused, select._fused
     xattention.fused = select._fused = lambda *_: False
     try:
-        return xattention.xattention(q, k, params.XAttention(), Site(0, len(q)))
+        return xattention.xattention(q, k, params.XAttention(), HeadContext(0, len(q)))
     finally:
         xattention.fused, select._fused = real
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wavealign import _moved
 from wavealign._lazy import lazy_names
 from wavealign._version import __version__
 
@@ -63,7 +64,7 @@ __all__ = [
     "simulate",
 ]
 
-
+_moved.install()
 _load = lazy_names(__name__, _HOMES)
 
 

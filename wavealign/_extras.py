@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 from types import ModuleType
 
 from wavealign.errors import MissingCapabilityError
@@ -27,3 +29,9 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         raise MissingCapabilityError(
             f"{purpose} needs {module}, which isn't installed: pip install 'wavealign[{extra}]'"
         ) from problem
+
+
+@functools.cache
+def installed(module: str) -> bool:
+    """Whether a module is there to be imported; looked up once a process."""
+    return importlib.util.find_spec(module) is not None

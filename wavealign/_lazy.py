@@ -6,9 +6,11 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from wavealign._moved import moved_name
+
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a package.
+    """A ``__getattr__`` for a package; names that moved away from it are found, too.
 
     Args:
         package: its name.
@@ -17,7 +19,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+            return moved_name(package, name)
         return getattr(importlib.import_module(homes[name]), name)
 
     return load

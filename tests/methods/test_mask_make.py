@@ -14,8 +14,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 from wavealign.cli import main  # noqa: E402
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.masks import load_mask  # noqa: E402
-from wavealign.methods import METHODS, FileSource, TensorSource, make_mask, params  # noqa: E402
-from wavealign.qk import TokenGrid  # noqa: E402
+from wavealign.methods import METHODS, make_mask, params  # noqa: E402
+from wavealign.qk import FileSource, TensorSource, TokenGrid  # noqa: E402
 from wavealign.report.mask_plot import coverage  # noqa: E402
 
 
@@ -243,10 +243,10 @@ def test_an_interrupt_leaves_nothing(tmp_path, file, monkeypatch):
 
     real = module.exact
 
-    def second_head_is_interrupted(q, k, p, site):
-        if site.head == 1:
+    def second_head_is_interrupted(q, k, p, context):
+        if context.head == 1:
             raise KeyboardInterrupt
-        return real(q, k, p, site)
+        return real(q, k, p, context)
 
     monkeypatch.setattr(module, "exact", second_head_is_interrupted)
     result = run("mask", "make", "--qk", file, "--method", "exact", "--out", tmp_path / "m.npz")

@@ -12,14 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from wavealign.errors import InputError  # noqa: E402
-from wavealign.methods import METHODS, TensorSource, head_mask, make_mask, params  # noqa: E402
+from wavealign.methods import METHODS, head_mask, make_mask, params  # noqa: E402
+from wavealign.methods.context import HeadContext  # noqa: E402
 from wavealign.methods.diagonals import representatives  # noqa: E402
 from wavealign.methods.exact import block_mass, recall  # noqa: E402
 from wavealign.methods.select import top_k, top_p  # noqa: E402
 from wavealign.methods.settings import parse_settings  # noqa: E402
-from wavealign.methods.site import Site  # noqa: E402
 from wavealign.methods.xattention import antidiagonal_scores, pad_multiple  # noqa: E402
-from wavealign.qk import TokenGrid, token_order  # noqa: E402
+from wavealign.qk import TensorSource, TokenGrid, token_order  # noqa: E402
 
 
 def smooth(tokens, dim=16, seed=0):
@@ -167,12 +167,12 @@ def test_exact_across_chunks(monkeypatch):
 
 def test_text_is_dense_where_the_method_says_so():
     q, k = smooth(340)
-    site = Site(0, 340, text_tokens=30)
-    keep = head_mask("exact", *tensors(q, k), params.Exact(mass=0.1, block=32), site)
+    context = HeadContext(0, 340, text_tokens=30)
+    keep = head_mask("exact", *tensors(q, k), params.Exact(mass=0.1, block=32), context)
     assert keep[310 // 32 :].all()
     assert keep[:, 310 // 32 :].all()
     p = params.Exact(mass=0.1, block=32, dense_text=False)
-    assert not head_mask("exact", *tensors(q, k), p, site)[:, -1].all()
+    assert not head_mask("exact", *tensors(q, k), p, context)[:, -1].all()
 
 
 @pytest.mark.parametrize("name", ["wan", "hunyuan"])
@@ -266,8 +266,8 @@ def test_token_order_permutes_queries_and_keys_but_not_text():
     )
     places = torch.from_numpy(token_order("hilbert", grid))
     places = torch.cat([places, torch.arange(300, 330)])
-    site = Site(0, 330, grid=grid.shape, text_tokens=30)
-    expected = head_mask("exact", q[places], k[places], params.Exact(block=32), site)
+    context = HeadContext(0, 330, grid=grid.shape, text_tokens=30)
+    expected = head_mask("exact", q[places], k[places], params.Exact(block=32), context)
     assert (found.head(0).to_dense() == expected.numpy()).all()
 
 

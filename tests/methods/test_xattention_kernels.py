@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 from wavealign.errors import InputError  # noqa: E402
 from wavealign.methods import (  # noqa: E402
     METHODS,
-    TensorSource,
     head_mask,
     head_masks,
     make_mask,
@@ -20,6 +19,7 @@ from wavealign.methods import (  # noqa: E402
     xattention,
 )
 from wavealign.methods.select import top_p  # noqa: E402
+from wavealign.qk import TensorSource  # noqa: E402
 
 QK = [name for name, method in METHODS.items() if method.needs_qk]
 

@@ -223,7 +223,7 @@ def test_a_clip_becomes_q_and_k(files):
     )[0].clamp(0, 1)  # fmt: skip
     q = vit.queries_and_keys(image, [0])[0][0][1]
     everywhere = torch.cat([torch.zeros(24, 12), q, torch.zeros(24, 12)])
-    turned = rotate(everywhere, axial_angles(grid, (4, 4, 4), 1e4), "interleaved")
+    turned = rotate(everywhere, axial_angles(grid, (4, 4, 4), 1e4))
     torch.testing.assert_close(plain.read(3)[0][24:48].float(), turned[24:48], atol=0.02, rtol=0.01)
     calibrated = ClipSource.make(files / "clip.mp4", vit, grid, [2, 0], 4, "wan2.1")
     shares = [key_share(sorted_logits(*calibrated.read(h)), 1.0) for h in range(4)]

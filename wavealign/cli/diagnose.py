@@ -12,10 +12,13 @@ from click.core import ParameterSource
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option, seed_option
-from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
+from wavealign.cli.qk import check_device, choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from wavealign.methods.context import HeadContext
     from wavealign.qk.trajectory import Place, Trajectory
 
 _MADE_STEPS = 50
@@ -80,16 +83,16 @@ def diagnose(
 
     with ExitStack() as stack:
         try:
-            trajectory, site = _open(qk, length, seed, stack, quiet)
+            trajectory, context = _open(qk, length, seed, stack, quiet)
         except KeyboardInterrupt:
             raise Failure("interrupted while Q and K were made.", 1) from None
         work = _work(trajectory, steps, heads, _layers(qk), _made(qk, length))
-        positions = _positions(distance, site, qk["device"])
+        positions = _positions(distance, context, qk["device"])
         progress = stack.enter_context(Progress(len(work), "diagnose", quiet))
         found, interrupted = [], False
         try:
             for step, place in work:
-                q, k = _read(trajectory, step, place, site, qk["device"])
+                q, k = _read(trajectory, step, place, context, qk["device"])
                 one = diagnose_head(q, k, rows=rows, positions=positions, where=(step, *place))
                 found.append(one)
                 if as_json:
@@ -127,9 +130,9 @@ def _made(qk: dict[str, Any], length: int | None) -> bool:
 
 def _open(
     qk: dict[str, Any], length: int | None, seed: int, stack: ExitStack, quiet: bool
-) -> tuple[Trajectory, Any]:
+) -> tuple[Trajectory, HeadContext]:
     """The trajectory, and how its tokens lie."""
-    from wavealign.methods.make import make_site
+    from wavealign.methods.context import HeadContext
     from wavealign.qk.trajectory import CapturedTrajectory, NoisyTrajectory
 
     if _made(qk, length):
@@ -141,19 +144,17 @@ def _open(
         assert source is not None
         made = NoisyTrajectory(source, length or _MADE_STEPS, seed)
         grid, text = choose_grid(qk, source), text_tokens(qk, source)
-        return made, make_site(made.tokens, grid, qk["order"], text)
+        return made, HeadContext.make(made.tokens, grid, qk["order"], text)
     if qk["qk_path"] is None:
         raise InputError("diagnose needs Q and K; give --qk FILE, --qk FOLDER or --clip FILE.")
     if qk["save_qk"] is not None:
         raise InputError("--save-qk keeps the Q and K of --clip; give one.")
-    from wavealign.cli.qk import check_device
-
     check_device(qk["device"])
     captured = stack.enter_context(CapturedTrajectory.open(qk["qk_path"]))
     grid = choose_grid(qk) or captured.grid
     given = qk["text_tokens"]
     text = captured.text_tokens if given is None and grid is captured.grid else int(given or 0)
-    return captured, make_site(captured.tokens, grid, qk["order"], text)
+    return captured, HeadContext.make(captured.tokens, grid, qk["order"], text)
 
 
 def _work(
@@ -199,19 +200,21 @@ def _work(
     return work
 
 
-def _read(trajectory: Trajectory, step: int, place: Place, site: Any, device: str) -> Any:
+def _read(
+    trajectory: Trajectory, step: int, place: Place, context: HeadContext, device: str
+) -> tuple[Tensor, Tensor]:
     from wavealign.methods.make import place_tokens
 
     pair = trajectory.read(step, place)
     told = f"layer {place[0]}, head {place[1]} at step {step}"
-    return place_tokens(pair, site, device, told)
+    return place_tokens(pair, context, device, told)
 
 
-def _positions(distance: str, site: Any, device: str) -> Any:
+def _positions(distance: str, context: HeadContext, device: str) -> Tensor | None:
     if distance == "tokens":
         return None
     import torch
 
-    if site.text_tokens:
+    if context.text_tokens:
         raise InputError("--distance grid: text has no place on the grid; use tokens.")
-    return torch.from_numpy(site.coordinates("--distance grid")).float().to(device)
+    return torch.from_numpy(context.coordinates("--distance grid")).float().to(device)

@@ -31,9 +31,9 @@ def recall_of(
     import torch
 
     from wavealign.cli.qk import check_device
+    from wavealign.methods.context import HeadContext
     from wavealign.methods.exact import block_mass, recall
     from wavealign.methods.make import ordered
-    from wavealign.methods.site import Site
     from wavealign.qk import TokenGrid, token_order
     from wavealign.qk.sources import FileSource
     from wavealign.report.progress import Progress
@@ -58,9 +58,9 @@ def recall_of(
                 raise InputError(
                     f"{path}: holds {source.heads} heads; the mask's head {head} isn't among them."
                 )
-            site = Site(made_of[head], source.tokens, order=places, text_tokens=text)
+            context = HeadContext(made_of[head], source.tokens, order=places, text_tokens=text)
             with torch.inference_mode():
-                q, k = ordered(source, made_of[head], site, device)
+                q, k = ordered(source, made_of[head], context, device)
                 mass = block_mass(q, k, mask.block_q, mask.block_kv, causal)
                 keep = torch.from_numpy(mask.head(index).to_dense()).to(mass.device)
                 found.append(recall(mass, keep, mask.tokens_q, mask.block_q))

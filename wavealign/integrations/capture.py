@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,8 +167,7 @@ class Capture:
         source = TensorSource(q, k, name)
         mask = make_mask(self.wanted.method, source, self.wanted.params, device=str(q.device))
         path = self.folder / f"{name}.npz"
-        object.__setattr__(mask, "meta", {**mask.meta, **about, "heads": heads})
-        save_mask(path, mask)
+        save_mask(path, replace(mask, meta={**mask.meta, **about, "heads": heads}))
         self.files.append(path)
 
 

@@ -23,6 +23,7 @@ import torch
 from wavealign.attention.stateful import Attention, Buffers, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers."
 _HUNYUAN = (("transformer_blocks", "attn"), ("single_transformer_blocks", "attn"))
@@ -36,7 +37,6 @@ _MODELS = {
 }
 _SLOT = "_wavealign"
 _MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
-SESSION_NAMES = ("gsrs", "adaspa", "liteattention", "topk")
 
 
 class Site(Protocol):
@@ -203,7 +203,7 @@ def enable(
         InputError: another model, one that is enabled already, or unknown names.
     """
     name, module_name, sites = _sites_of(transformer)
-    if isinstance(method, str) and method in SESSION_NAMES:
+    if isinstance(method, str) and method in SESSIONS:
         raise InputError(
             f"{method} searches at some steps of a run and reuses in between: "
             "wavealign.integrations.diffusers_sessions.enable_session."
@@ -266,13 +266,13 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
         InputError: an unknown method.
     """
     from wavealign import methods
-    from wavealign.methods.site import Site
+    from wavealign.methods.context import HeadContext
 
     methods.find_method(name)
 
     def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
-        site = Site(0, q.shape[1], text_tokens=text_tokens)
-        return methods.head_masks(name, q, k, params, site)
+        context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
+        return methods.head_masks(name, q, k, params, context)
 
     return mask_function
 

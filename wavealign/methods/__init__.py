@@ -9,27 +9,9 @@ from wavealign.methods.registry import METHODS, Method, find_method
 
 if TYPE_CHECKING:
     from wavealign.methods.make import head_mask, head_masks, make_mask
-    from wavealign.qk.sources import FileSource, QKSource, TensorSource
 
-_HOMES = {
-    "FileSource": "wavealign.qk.sources",
-    "QKSource": "wavealign.qk.sources",
-    "TensorSource": "wavealign.qk.sources",
-    "head_mask": "wavealign.methods.make",
-    "head_masks": "wavealign.methods.make",
-    "make_mask": "wavealign.methods.make",
-}
+_HOMES = dict.fromkeys(("head_mask", "head_masks", "make_mask"), "wavealign.methods.make")
 
-__all__ = [
-    "METHODS",
-    "FileSource",
-    "Method",
-    "QKSource",
-    "TensorSource",
-    "find_method",
-    "head_mask",
-    "head_masks",
-    "make_mask",
-]
+__all__ = ["METHODS", "Method", "find_method", "head_mask", "head_masks", "make_mask"]
 
 __getattr__ = lazy_names(__name__, _HOMES)

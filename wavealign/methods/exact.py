@@ -13,22 +13,23 @@ import math
 import torch
 from torch import Tensor
 
+from wavealign._blocks import fold_columns
+from wavealign.methods.context import HeadContext, keep_text
 from wavealign.methods.params import Exact
 from wavealign.methods.select import top_k, top_p
-from wavealign.methods.site import Site
 
 _CHUNK_BYTES = 64 * 2**20  # of scores at a time: stays near the cache
 _SUMS_BYTES = 128 * 2**20
 
 
-def exact(q: Tensor, k: Tensor, params: Exact, site: Site) -> Tensor:
+def exact(q: Tensor, k: Tensor, params: Exact, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
         q: queries ``(L, D)``.
         k: keys ``(L, D)``.
         params: see `Exact`.
-        site: says where text begins.
+        context: says where text begins.
     """
     mass = block_mass(q, k, params.block, params.block, params.causal)
     if params.select == "top-p":
@@ -36,7 +37,7 @@ def exact(q: Tensor, k: Tensor, params: Exact, site: Site) -> Tensor:
     else:
         keep = top_k(mass, round(params.topk * mass.shape[-1]))
     if params.dense_text:
-        dense_text(keep, site, params.block)
+        keep_text(keep, context.tokens, context.text_tokens, (params.block, params.block))
     return keep & (mass > 0) if params.causal else keep
 
 
@@ -98,25 +99,8 @@ def recall(mass: Tensor, keep: Tensor, tokens: int, block_q: int) -> float:
     return float((rows * weight).sum() / tokens)
 
 
-def dense_text(keep: Tensor, site: Site, block: int) -> None:
-    """Make every block dense that holds a token of text, in place."""
-    if site.text_tokens:
-        keep[site.video_tokens // block :] = True
-        keep[:, site.video_tokens // block :] = True
-
-
 def _mask_future(logits: Tensor, first_query: int, first_key: int) -> None:
     rows, columns = logits.shape
     i = torch.arange(rows, device=logits.device)[:, None] + first_query
     j = torch.arange(columns, device=logits.device)[None, :] + first_key
     logits.masked_fill_(j > i, -math.inf)
-
-
-def fold_columns(values: Tensor, block: int) -> Tensor:
-    """Sums of every `block` columns, ``(rows, ceil(columns / block))``."""
-    rows, columns = values.shape
-    whole = columns // block
-    sums = values[:, : whole * block].reshape(rows, whole, block).sum(-1)
-    if columns % block == 0:
-        return sums
-    return torch.cat([sums, values[:, whole * block :].sum(-1, keepdim=True)], dim=-1)

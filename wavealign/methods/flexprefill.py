@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from wavealign._blocks import fold_columns
+from wavealign.methods.context import HeadContext
 from wavealign.methods.diagonals import (
     check_causal,
     columns_and_diagonals,
@@ -22,17 +24,16 @@ from wavealign.methods.diagonals import (
 )
 from wavealign.methods.params import FlexPrefill
 from wavealign.methods.select import block_means
-from wavealign.methods.site import Site
 
 
-def flexprefill(q: Tensor, k: Tensor, params: FlexPrefill, site: Site) -> Tensor:
+def flexprefill(q: Tensor, k: Tensor, params: FlexPrefill, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
         q: queries ``(L, D)``.
         k: keys ``(L, D)``.
         params: see `FlexPrefill`.
-        site: not used.
+        context: not used.
     """
     check_causal(params.causal, params.representative)
     L, D = q.shape
@@ -44,7 +45,7 @@ def flexprefill(q: Tensor, k: Tensor, params: FlexPrefill, site: Site) -> Tensor
     by_diagonal /= len(positions)
     q_means, k_means = block_means(q, block), block_means(k, block)
 
-    vertical = _sum_blocks(by_key, block)
+    vertical = fold_columns(by_key, block)
     slash = _fold_diagonals(by_diagonal, L, block)
     mean_query = q[positions.to(q.device)].float().mean(0)
     pooled = (k_means @ mean_query / math.sqrt(D)).softmax(dim=-1)
@@ -69,11 +70,6 @@ def _cover(mass: Tensor, gamma: float, block: int) -> int:
     """Blocks whose worth of single columns (or diagonals) covers a share γ of the mass."""
     sums = mass.sort(descending=True).values.cumsum(0)
     return (int((sums <= gamma).sum()) + 1) // block + 1
-
-
-def _sum_blocks(values: Tensor, block: int) -> Tensor:
-    padded = torch.nn.functional.pad(values, (0, -len(values) % block))
-    return padded.view(-1, block).sum(-1)
 
 
 def _fold_diagonals(by_diagonal: Tensor, tokens: int, block: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,10 @@ from torch import Tensor
 from wavealign._version import __version__
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
+from wavealign.methods.context import HeadContext
 from wavealign.methods.params import Params
 from wavealign.methods.registry import Method, find_method
-from wavealign.methods.site import Site
 from wavealign.qk.grid import TokenGrid
-from wavealign.qk.orders import token_order
 from wavealign.qk.sources import QKSource
 
 BoolArray = npt.NDArray[np.bool_]
@@ -64,11 +64,11 @@ def make_mask(
     settings = params if params is not None else chosen.params()
     if not isinstance(settings, chosen.params):
         raise InputError(f"{method} takes {chosen.params.__name__}, not {type(settings).__name__}.")
-    site = _site(chosen, source, grid, order, text_tokens, seed)
+    context = _context_of_all(chosen, source, grid, order, text_tokens, seed)
     block = settings.block_size()
-    if site.tokens < max(block):
+    if context.tokens < max(block):
         raise InputError(
-            f"{site.tokens} tokens are shorter than a block of {max(block)}; expected at least "
+            f"{context.tokens} tokens are shorter than a block of {max(block)}; expected at least "
             "one whole block."
         )
     if heads is None:
@@ -77,8 +77,8 @@ def make_mask(
     at_once = _heads_at_once(chosen, source, device)
     for first in range(0, len(heads), at_once):
         some = heads[first : first + at_once]
-        sites = [dataclasses.replace(site, head=head) for head in some]
-        masks += _some_heads(chosen, source, settings, sites, device)
+        contexts = [dataclasses.replace(context, head=head) for head in some]
+        masks += _some_heads(chosen, source, settings, contexts, device)
         if on_head is not None:
             for head in some:
                 on_head(head)
@@ -97,11 +97,17 @@ def make_mask(
         meta["seed"] = seed
     if source is not None:
         meta.update(source.describe())
-    return BlockMask.from_dense(np.stack(masks), block, (site.tokens, site.tokens), meta)
+    return BlockMask.from_dense(np.stack(masks), block, (context.tokens, context.tokens), meta)
 
 
 def head_mask(
-    method: str, q: Tensor, k: Tensor, params: Params | None = None, site: Site | None = None
+    method: str,
+    q: Tensor,
+    k: Tensor,
+    params: Params | None = None,
+    context: HeadContext | None = None,
+    *,
+    site: HeadContext | None = None,
 ) -> Tensor:
     """The mask of one head from tensors in token order, bool ``(M, N)`` on their device.
 
@@ -110,19 +116,29 @@ def head_mask(
         q: float ``(L, D)``.
         k: float ``(L, D)``.
         params: default where None.
-        site: where the tokens lie; by default no grid and no text.
+        context: where the tokens lie; by default no grid and no text.
+        site: what `context` was called.
+
+    Raises:
+        InputError: a method that doesn't look at Q and K.
     """
     chosen = find_method(method)
     if not chosen.needs_qk:
         raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
-    where = site if site is not None else Site(0, len(q))
-    keep = _function(chosen.function)(q, k, params or chosen.params(), where)
+    context = _context_of_call(context, site, len(q))
+    keep = _function(chosen.function)(q, k, params or chosen.params(), context)
     assert isinstance(keep, Tensor)
     return keep
 
 
 def head_masks(
-    method: str, q: Tensor, k: Tensor, params: Params | None = None, site: Site | None = None
+    method: str,
+    q: Tensor,
+    k: Tensor,
+    params: Params | None = None,
+    context: HeadContext | None = None,
+    *,
+    site: HeadContext | None = None,
 ) -> Tensor:
     """The masks of many heads from tensors in token order, on their device.
 
@@ -134,7 +150,8 @@ def head_masks(
         q: float ``(H, L, D)`` or ``(B, L, H, D)``.
         k: the same, with as many heads or a divisor of them (grouped queries).
         params: default where None.
-        site: where the tokens lie, the same for all heads; by default no grid and no text.
+        context: where the tokens lie, the same for all heads; by default no grid and no text.
+        site: what `context` was called.
 
     Returns:
         bool ``(H, M, N)`` or ``(B, H, M, N)``.
@@ -160,10 +177,10 @@ def head_masks(
     queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
     heads, key_heads = queries.shape[1], keys.shape[1]
     settings = params or chosen.params()
+    context = _context_of_call(context, site, queries.shape[2])
     if chosen.batched is not None:
         keep = _function(chosen.batched)(queries, keys, settings)
     else:
-        where = site if site is not None else Site(0, queries.shape[2])
         one = _function(chosen.function)
         keep = torch.stack(
             [
@@ -171,7 +188,7 @@ def head_masks(
                     queries[b, h],
                     keys[b, h * key_heads // heads],
                     settings,
-                    dataclasses.replace(where, head=h),
+                    dataclasses.replace(context, head=h),
                 )
                 for b in range(len(queries))
                 for h in range(heads)
@@ -182,23 +199,33 @@ def head_masks(
     return keep[0] if q.ndim == 3 else keep
 
 
-def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def _context_of_call(
+    context: HeadContext | None, site: HeadContext | None, tokens: int
+) -> HeadContext:
+    if site is not None:
+        warnings.warn("site= is now context=", DeprecationWarning, stacklevel=3)
+    return context or site or HeadContext(0, tokens)
+
+
+def ordered(
+    source: QKSource, head: int, context: HeadContext, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
     """Queries and keys of a head, checked, in token order, on the device.
 
     Raises:
         InputError: NaN or inf.
     """
-    return place_tokens(source.read(head), site, device, f"head {head}")
+    return place_tokens(source.read(head), context, device, f"head {head}")
 
 
 def place_tokens(
-    qk: tuple[Tensor, Tensor], site: Site, device: str, told: str
+    qk: tuple[Tensor, Tensor], context: HeadContext, device: str, told: str
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys ``(L, D)``, checked, in the site's token order, on the device.
+    """Queries and keys ``(L, D)``, checked, in the context's token order, on the device.
 
     Args:
         qk: in raster order.
-        site: where the tokens lie.
+        context: where the tokens lie.
         device: "cpu" or "cuda".
         told: whose they are, for errors.
 
@@ -217,9 +244,9 @@ def place_tokens(
                 f"{name} of {told} holds NaN or inf at token {token}; expected finite "
                 "numbers. Values beyond the range of fp16 may have been lost when it was saved."
             )
-        if site.order is not None:
-            index = torch.from_numpy(site.order).to(x.device)
-            x = torch.cat([x[: site.video_tokens][index], x[site.video_tokens :]])
+        if context.order is not None:
+            index = torch.from_numpy(context.order).to(x.device)
+            x = torch.cat([x[: context.video_tokens][index], x[context.video_tokens :]])
         pair.append(x)
     return pair[0], pair[1]
 
@@ -235,18 +262,21 @@ def _some_heads(
     method: Method,
     source: QKSource | None,
     params: Params,
-    sites: Sequence[Site],
+    contexts: Sequence[HeadContext],
     device: str,
 ) -> list[BoolArray]:
     """Masks of heads, bool ``(M, N)`` each; of several only by a method that takes them."""
     function = _function(method.function)
     if not method.needs_qk:
-        return [np.asarray(function(params, site), dtype=np.bool_) for site in sites]
+        return [np.asarray(function(params, context), dtype=np.bool_) for context in contexts]
     assert source is not None
     with torch.inference_mode():
-        pairs = [ordered(source, site.head, site, device) for site in sites]
+        pairs = [ordered(source, context.head, context, device) for context in contexts]
         if method.batched is None or len(pairs) == 1:
-            found = [function(*pair, params, site) for pair, site in zip(pairs, sites, strict=True)]
+            found = [
+                function(*pair, params, context)
+                for pair, context in zip(pairs, contexts, strict=True)
+            ]
         else:
             q, k = (torch.stack(x)[None] for x in zip(*pairs, strict=True))
             found = list(_function(method.batched)(q, k, params)[0])
@@ -262,14 +292,14 @@ def _function(where: str) -> Callable[..., Any]:
     return found
 
 
-def _site(
+def _context_of_all(
     method: Method,
     source: QKSource | None,
     grid: TokenGrid | None,
     order: str,
     text_tokens: int,
     seed: int,
-) -> Site:
+) -> HeadContext:
     """What is common to all heads."""
     if source is None and method.needs_qk:
         raise InputError(f"{method.name} looks at Q and K; give it some, e.g. --qk FILE.")
@@ -282,39 +312,4 @@ def _site(
     else:
         assert grid is not None
         tokens = grid.tokens + text_tokens
-    return make_site(tokens, grid, order, text_tokens, seed)
-
-
-def make_site(
-    tokens: int, grid: TokenGrid | None, order: str = "raster", text_tokens: int = 0, seed: int = 0
-) -> Site:
-    """Where tokens lie, common to all heads.
-
-    Args:
-        tokens: length of the sequence.
-        grid: the video's token grid; needed by every order but "raster".
-        order: token order, see `wavealign.qk.ORDERS`.
-        text_tokens: tokens of text behind the video, which keep their places.
-        seed: of every random choice.
-
-    Raises:
-        InputError: lengths that contradict each other, an unknown order or one without a grid.
-    """
-    if text_tokens < 0:
-        raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
-    if text_tokens >= tokens:
-        raise InputError(f"{text_tokens} text tokens of {tokens}; expected some video before them.")
-    if grid is not None and grid.tokens + text_tokens != tokens:
-        raise InputError(
-            f"grid {grid} has {grid.tokens} tokens and there are {text_tokens} of text; expected "
-            f"{tokens} together, the length of Q and K."
-        )
-    if grid is None and order != "raster":
-        raise InputError(f"token order '{order}' needs the token grid, e.g. --grid 21x45x80.")
-    places = None
-    if grid is not None and order != "raster":
-        places = token_order(order, grid)
-    elif order != "raster":
-        token_order(order, TokenGrid(1, 1, 1))  # says what is wrong with the name
-    shape = grid.shape if grid is not None else None
-    return Site(0, tokens, seed, shape, places, text_tokens)
+    return HeadContext.make(tokens, grid, order, text_tokens, seed)

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from wavealign.methods.context import HeadContext
 from wavealign.methods.diagonals import (
     check_causal,
     columns_and_diagonals,
@@ -22,17 +23,16 @@ from wavealign.methods.diagonals import (
 )
 from wavealign.methods.params import MInference
 from wavealign.methods.select import block_means, lower_triangle, top_k
-from wavealign.methods.site import Site
 
 
-def minference(q: Tensor, k: Tensor, params: MInference, site: Site) -> Tensor:
+def minference(q: Tensor, k: Tensor, params: MInference, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
         q: queries ``(L, D)``.
         k: keys ``(L, D)``.
         params: see `MInference`.
-        site: not used.
+        context: not used.
     """
     if params.pattern == "vertical-slash":
         keep = _vertical_slash(q, k, params)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from wavealign._extras import installed
 
 _ROWS_ENTRIES = 1 << 23  # entries that are sorted at a time: about 200 MB
 
@@ -45,16 +45,10 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
     return torch.zeros_like(keep).scatter_(-1, ranks, keep)
 
 
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed; PyTorch's CUDA builds bring it on Linux."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def _fused(scores: Tensor) -> bool:
     if not (scores.is_cuda and scores.dtype == torch.float32 and scores.numel()):
         return False
-    if not has_triton():
+    if not installed("triton"):
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
 
@@ -82,23 +76,20 @@ def select_top_p(scores: Tensor, share: float, candidates: Tensor | None = None)
     Returns:
         bool ``(..., N)``. What scores 0 is never kept, so a row without candidates keeps nothing.
     """
-    if candidates is None:
-        return _by_parts(lambda part: top_p(part, share, "inclusive") & (part > 0), scores)
 
-    def among_candidates(part: Tensor, among: Tensor) -> Tensor:
-        part = part.where(among, 0)
+    def chosen(part: Tensor, among: Tensor | None = None) -> Tensor:
+        part = part if among is None else part.where(among, 0)
         return top_p(part, share, "inclusive") & (part > 0)
 
-    return _by_parts(among_candidates, scores, candidates)
+    return _by_parts(chosen, scores, *(() if candidates is None else (candidates,)))
 
 
-def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None = None) -> Tensor:
+def select_top_k(scores: Tensor, count: int | Tensor) -> Tensor:
     """The largest of each row, ties to the lower index, without a wait of the host.
 
     Args:
         scores: float ``(..., M, N)``, not negative.
         count: for all rows, or integers ``(...)``, one a head: at least one block is kept.
-        candidates: bool, shaped as `scores`; a row with fewer of them than `count` keeps all.
 
     Returns:
         bool ``(..., M, N)``.
@@ -110,16 +101,12 @@ def select_top_k(scores: Tensor, count: int | Tensor, candidates: Tensor | None 
     counts = counts.reshape(*counts.shape, *[1] * (scores.ndim - 1 - counts.ndim))
     counts = counts.expand(scores.shape[:-1])
 
-    def largest(part: Tensor, wanted: Tensor, among: Tensor | None = None) -> Tensor:
-        if among is not None:  # candidates of score 0 come before what is no candidate
-            part = part.where(among, -1)
+    def largest(part: Tensor, wanted: Tensor) -> Tensor:
         ranks = part.sort(dim=-1, descending=True, stable=True).indices
         keep = torch.arange(N, device=part.device) < wanted[:, None]
-        chosen = torch.zeros_like(part, dtype=torch.bool).scatter_(-1, ranks, keep)
-        return chosen if among is None else chosen & among
+        return torch.zeros_like(part, dtype=torch.bool).scatter_(-1, ranks, keep)
 
-    rest = () if candidates is None else (candidates,)
-    return _by_parts(largest, scores, counts, *rest)
+    return _by_parts(largest, scores, counts)
 
 
 def _by_parts(function: Callable[..., Tensor], scores: Tensor, *others: Tensor) -> Tensor:

@@ -11,19 +11,19 @@ import math
 import torch
 from torch import Tensor
 
+from wavealign.methods.context import HeadContext
 from wavealign.methods.params import SpargeAttn
 from wavealign.methods.select import block_means, lower_triangle, top_k
-from wavealign.methods.site import Site
 
 
-def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, site: Site) -> Tensor:
+def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
         q: queries ``(L, D)``.
         k: keys ``(L, D)``.
         params: see `SpargeAttn`.
-        site: not used.
+        context: not used.
     """
     if params.smooth_k:
         k = k - k.mean(dim=0, keepdim=True)

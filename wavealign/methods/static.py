@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
+from wavealign.methods.context import HeadContext, keep_text
 from wavealign.methods.params import Radial, Random, Window
-from wavealign.methods.site import Site
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -22,11 +22,11 @@ _LEAST_COLUMN = 1 / 3  # a column of a block counts as dense above this share of
 _LEAST_BLOCK = 0.6  # a block is kept above this share of dense columns among the touched ones
 
 
-def random(params: Random, site: Site) -> BoolArray:
+def random(params: Random, context: HeadContext) -> BoolArray:
     """Blocks at random, bool ``(M, N)``; the length of a row is normal, cut to 1 .. N."""
-    rng = np.random.default_rng([site.seed, site.head])
-    M = math.ceil(site.tokens / params.block_q)
-    N = math.ceil(site.tokens / params.block_kv)
+    rng = np.random.default_rng([context.seed, context.head])
+    M = math.ceil(context.tokens / params.block_q)
+    N = math.ceil(context.tokens / params.block_kv)
     mean = params.density * N
     lengths = rng.normal(mean, params.spread * mean, M) if params.spread else np.full(M, mean)
     counts = np.clip(np.floor(lengths + rng.random(M)), 1, N)
@@ -34,14 +34,14 @@ def random(params: Random, site: Site) -> BoolArray:
     return np.asarray(ranks < counts[:, None])
 
 
-def window(params: Window, site: Site) -> BoolArray:
+def window(params: Window, context: HeadContext) -> BoolArray:
     """Blocks with a token whose tile lies in the window of a query's tile, bool ``(M, N)``.
 
     The window's centre is moved inside the video at the borders, so that every tile sees the
     same number of tiles.
     """
-    coordinates = site.coordinates("window")
-    grid = site.need_grid("window")
+    coordinates = context.coordinates("window")
+    grid = context.need_grid("window")
     tiles = [math.ceil(n / t) for n, t in zip(grid, params.tile, strict=True)]
     tile_of = np.ravel_multi_index(tuple((coordinates // params.tile).T), tiles)
     cells = np.stack(np.unravel_index(np.arange(math.prod(tiles)), tiles), axis=-1)
@@ -50,14 +50,16 @@ def window(params: Window, site: Site) -> BoolArray:
         width = min(params.window[axis], count)
         first = np.clip(cells[:, axis] - width // 2, 0, count - width)
         near &= (cells[:, axis] >= first[:, None]) & (cells[:, axis] < first[:, None] + width)
-    blocks = math.ceil(site.tokens / params.block)
+    blocks = math.ceil(context.tokens / params.block)
     member = np.zeros((blocks, len(cells)), dtype=np.float32)
     member[np.arange(len(tile_of)) // params.block, tile_of] = 1
     keep = np.asarray(member @ near.astype(np.float32) @ member.T > 0)
-    return _with_text(keep, site, params.block, params.dense_text)
+    if params.dense_text:
+        keep_text(keep, context.tokens, context.text_tokens, (params.block, params.block))
+    return keep
 
 
-def radial(params: Radial, site: Site) -> BoolArray:
+def radial(params: Radial, context: HeadContext) -> BoolArray:
     """The radial pattern, bool ``(M, N)``, for tokens in raster order.
 
     Every pair of frames has a window around the same place in the frame, narrower the farther
@@ -68,14 +70,14 @@ def radial(params: Radial, site: Site) -> BoolArray:
     Raises:
         InputError: another token order, or frames smaller than a block.
     """
-    frames, height, width = site.need_grid("radial")
+    frames, height, width = context.need_grid("radial")
     per_frame, block = height * width, params.block
-    if site.order is not None:
+    if context.order is not None:
         raise InputError("radial needs the tokens frame by frame; expected --order raster.")
     if per_frame < block:
         raise InputError(f"radial: {per_frame} tokens a frame; expected at least {block}.")
-    tokens = site.video_tokens
-    blocks = math.ceil(site.tokens / block)
+    tokens = context.video_tokens
+    blocks = math.ceil(context.tokens / block)
     keep = np.zeros((blocks, blocks), dtype=np.bool_)
     key = np.arange(tokens)
     key_frame, place = key // per_frame, key % per_frame
@@ -99,7 +101,9 @@ def radial(params: Radial, site: Site) -> BoolArray:
     if params.dense_tail and tokens % block:
         keep[tokens // block] = True
         keep[:, tokens // block] = True
-    return _with_text(keep, site, block, params.dense_text)
+    if params.dense_text:
+        keep_text(keep, context.tokens, context.text_tokens, (block, block))
+    return keep
 
 
 def _reach(i: int, j: int, per_frame: int, params: Radial) -> int:
@@ -115,10 +119,3 @@ def _reach(i: int, j: int, per_frame: int, params: Radial) -> int:
     if distance == 1:
         return per_frame // 2
     return int(max(full * params.decay, params.block))
-
-
-def _with_text(keep: BoolArray, site: Site, block: int, dense: bool) -> BoolArray:
-    if site.text_tokens and dense:
-        keep[site.video_tokens // block :] = True
-        keep[:, site.video_tokens // block :] = True
-    return keep

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from wavealign._extras import installed
+from wavealign.methods.context import HeadContext
 from wavealign.methods.params import XAttention
-from wavealign.methods.select import has_triton, top_p
-from wavealign.methods.site import Site
+from wavealign.methods.select import top_p
 
 if TYPE_CHECKING:
     from wavealign.methods._xattention_kernels import Launch, Shape
@@ -29,14 +30,14 @@ _CHUNK_BYTES = 256 * 2**20
 _FORCED = 1e5
 
 
-def xattention(q: Tensor, k: Tensor, params: XAttention, site: Site) -> Tensor:
+def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
         q: queries ``(L, D)``.
         k: keys ``(L, D)``.
         params: see `XAttention`.
-        site: not used.
+        context: not used.
     """
     if fused(q, k, params):
         return _fused_heads(q[None, None], k[None, None], params)[0, 0]
@@ -68,11 +69,14 @@ def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     if fused(q, k, params):
         return _fused_heads(q, k, params)
     group = q.shape[1] // k.shape[1]
-    site = Site(0, q.shape[2])
+    context = HeadContext(0, q.shape[2])
     return torch.stack(
         [
             torch.stack(
-                [xattention(one, keys[h // group], params, site) for h, one in enumerate(queries)]
+                [
+                    xattention(one, keys[h // group], params, context)
+                    for h, one in enumerate(queries)
+                ]
             )
             for queries, keys in zip(q, k, strict=True)
         ]
@@ -107,7 +111,7 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
         return False
     if q.dtype not in (torch.bfloat16, torch.float16) or q.stride(-1) != 1 or k.stride(-1) != 1:
         return False
-    if not has_triton():
+    if not installed("triton"):
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
     from wavealign.methods._xattention_kernels import default_tile

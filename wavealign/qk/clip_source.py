@@ -28,6 +28,7 @@ from wavealign.qk.concentration import (
 )
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.rope import axial_angles, rotate
+from wavealign.qk.sources import InMemory
 from wavealign.qk.vit import ImageViT
 
 DEFAULT_LAYERS = (2, 5, 8, 11)
@@ -39,41 +40,20 @@ _THETA = 1e4
 
 
 @dataclass(frozen=True)
-class ClipSource:
-    """Q and K of a clip, made by `ClipSource.make`; heads are layer by layer.
+class ClipSource(InMemory):
+    """Q and K of a clip, float16 in raster order, made by `ClipSource.make`.
+
+    Heads are layer by layer.
 
     Attributes:
-        q: float16 ``(heads, tokens, head_dim)``, raster order.
-        k: as `q`.
         about: for a mask's meta.
     """
 
-    q: Tensor
-    k: Tensor
     about: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> int:
-        """How many heads."""
-        return self.q.shape[0]
-
-    @property
-    def tokens(self) -> int:
-        """Length of the sequence."""
-        return self.q.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Elements per head."""
-        return self.q.shape[2]
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""
         return self.about
-
-    def read(self, head: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys of a head, float16 ``(L, D)``."""
-        return self.q[head], self.k[head]
 
     @classmethod
     def make(
@@ -117,7 +97,7 @@ class ClipSource:
         angles = axial_angles(grid, rotary_dims(vit.head_dim), _THETA)
         for x in (q, k):
             for head in range(len(x)):
-                x[head] = rotate(x[head].float(), angles, "interleaved").half()
+                x[head] = rotate(x[head].float(), angles).half()
         scales = _calibrate(q, k, profile, device) if profile is not None else None
         about: dict[str, Any] = {
             "qk": Path(path).name,

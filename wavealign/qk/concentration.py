@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MASS = 0.95
+_MASS = 0.95
 _SAMPLES = 64
 _RANGE = (1 / 64, 64.0)
 
@@ -48,16 +48,15 @@ def sorted_logits(q: Tensor, k: Tensor) -> Tensor:
     return logits - logits[:, :1]
 
 
-def key_share(logits: Tensor, scale: float, mass: float = MASS) -> float:
-    """Share of the keys that holds `mass` of a query's attention, mean over the rows.
+def key_share(logits: Tensor, scale: float) -> float:
+    """Share of the keys that holds 95 % of a query's attention, mean over the rows.
 
     Args:
         logits: of `sorted_logits`.
         scale: of the queries.
-        mass: above 0, below 1.
     """
     sums = (logits * scale).exp().cumsum(-1)
-    counts = (sums < mass * sums[:, -1:]).sum(-1) + 1
+    counts = (sums < _MASS * sums[:, -1:]).sum(-1) + 1
     return float(counts.float().mean()) / logits.shape[-1]
 
 

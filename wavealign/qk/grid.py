@@ -57,6 +57,27 @@ class TokenGrid:
         return cls(frames, height, width)
 
 
+def check_tokens(tokens: int, grid: TokenGrid | None, text_tokens: int, told: str) -> None:
+    """Raise unless a sequence is some video, as much as the grid has, and the text.
+
+    Args:
+        tokens: its length.
+        grid: of the video, where it is known.
+        text_tokens: behind the video.
+        told: whose length it is, for errors.
+
+    Raises:
+        InputError: lengths that contradict each other.
+    """
+    if text_tokens >= tokens:
+        raise InputError(f"{text_tokens} text tokens of {tokens}; expected some video before them.")
+    if grid is not None and grid.tokens + text_tokens != tokens:
+        raise InputError(
+            f"grid {grid} has {grid.tokens} tokens and there are {text_tokens} of text; expected "
+            f"{tokens} together, the length of {told}."
+        )
+
+
 @dataclass(frozen=True)
 class VideoModel:
     """What a video transformer does to a clip before attention.
@@ -64,29 +85,15 @@ class VideoModel:
     Attributes:
         name: as given to ``--model``.
         title: in full.
-        layers: transformer layers.
-        heads: attention heads.
-        head_dim: elements per head.
         stride: pixels (and frames) that the VAE folds into a latent, in time, height, width.
         patch: latents that one token covers, in time, height, width.
-        rotary: the kind of rotary position: "interleaved" or "split".
-        rotary_dims: elements of a head turned by time, height and width.
-        theta: base of the rotary frequencies.
-        text_tokens: most text tokens behind the video in self-attention.
         source: where these figures come from.
     """
 
     name: str
     title: str
-    layers: int
-    heads: int
-    head_dim: int
     stride: tuple[int, int, int]
     patch: tuple[int, int, int]
-    rotary: str
-    rotary_dims: tuple[int, int, int]
-    theta: float
-    text_tokens: int
     source: str
 
     def grid(self, frames: int, height: int, width: int) -> TokenGrid:
@@ -124,24 +131,18 @@ class VideoModel:
         return TokenGrid(latents // self.patch[0], *sizes)
 
 
+_WAN = "Wan-Video/Wan2.1, wan/configs, wan/modules/model"
 MODELS = {
     model.name: model
     for model in (
+        VideoModel("wan2.1", "Wan2.1-T2V-14B", (4, 8, 8), (1, 2, 2), _WAN),
+        VideoModel("wan2.1-1.3b", "Wan2.1-T2V-1.3B", (4, 8, 8), (1, 2, 2), _WAN),
         VideoModel(
-            "wan2.1", "Wan2.1-T2V-14B", 40, 40, 128, (4, 8, 8), (1, 2, 2),
-            "interleaved", (44, 42, 42), 1e4, 0, "Wan-Video/Wan2.1, wan/configs, wan/modules/model",
+            "hunyuan", "HunyuanVideo", (4, 8, 8), (1, 2, 2), "diffusers, transformer_hunyuan_video"
         ),
         VideoModel(
-            "wan2.1-1.3b", "Wan2.1-T2V-1.3B", 30, 12, 128, (4, 8, 8), (1, 2, 2),
-            "interleaved", (44, 42, 42), 1e4, 0, "Wan-Video/Wan2.1, wan/configs, wan/modules/model",
-        ),
-        VideoModel(
-            "hunyuan", "HunyuanVideo", 60, 24, 128, (4, 8, 8), (1, 2, 2),
-            "interleaved", (16, 56, 56), 256.0, 256, "diffusers, transformer_hunyuan_video",
-        ),
-        VideoModel(
-            "ltx2", "LTX-2.3", 48, 32, 128, (8, 32, 32), (1, 1, 1),
-            "split", (0, 0, 0), 1e4, 0, "diffusers, transformer_ltx2 and its conversion script",
+            "ltx2", "LTX-2.3", (8, 32, 32), (1, 1, 1),
+            "diffusers, transformer_ltx2 and its conversion script",
         ),
     )
 }  # fmt: skip

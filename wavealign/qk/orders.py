@@ -16,18 +16,19 @@ from wavealign.qk.grid import TokenGrid
 from wavealign.qk.hilbert import hilbert_curve
 
 ORDERS = ("raster", "hilbert", "tiles")
-"""Frame by frame; a generalized Hilbert curve; tile by tile."""
+"""Frame by frame; a generalized Hilbert curve; tile by tile of 6x8x8, smaller at the borders."""
+
+_TILE = (6, 8, 8)
 
 Int64Array = npt.NDArray[np.int64]
 
 
-def token_order(name: str, grid: TokenGrid, tile: tuple[int, int, int] = (6, 8, 8)) -> Int64Array:
+def token_order(name: str, grid: TokenGrid) -> Int64Array:
     """Place in the sequence -> raster token, int64 ``(grid.tokens,)``.
 
     Args:
         name: one of `ORDERS`.
         grid: the token grid.
-        tile: of "tiles", tokens in time, height and width; tiles at the borders are smaller.
 
     Raises:
         InputError: an unknown name.
@@ -38,14 +39,14 @@ def token_order(name: str, grid: TokenGrid, tile: tuple[int, int, int] = (6, 8, 
         cells = hilbert_curve(grid.shape)
         return np.asarray(np.ravel_multi_index(tuple(cells.T), grid.shape), dtype=np.int64)
     if name == "tiles":
-        return _tiles(grid, tile)
+        return _tiles(grid)
     raise unknown_name("token order", name, ORDERS)
 
 
-def _tiles(grid: TokenGrid, tile: tuple[int, int, int]) -> Int64Array:
+def _tiles(grid: TokenGrid) -> Int64Array:
     cells = np.stack(np.unravel_index(np.arange(grid.tokens), grid.shape), axis=-1)
-    counts = [math.ceil(n / t) for n, t in zip(grid.shape, tile, strict=True)]
-    tile_of = np.ravel_multi_index(tuple((cells // tile).T), counts)
+    counts = [math.ceil(n / t) for n, t in zip(grid.shape, _TILE, strict=True)]
+    tile_of = np.ravel_multi_index(tuple((cells // _TILE).T), counts)
     return np.argsort(tile_of, kind="stable")
 
 

@@ -44,21 +44,16 @@ class QKSource(Protocol):
 
 
 @dataclass(frozen=True)
-class TensorSource:
-    """Q and K in memory, float ``(H, L, D)`` each, on any device.
+class InMemory:
+    """Q and K in memory: what a source of them is, but for where they are from.
 
-    Raises:
-        InputError: different shapes, another rank, or a dtype that isn't floating.
+    Attributes:
+        q: float ``(H, L, D)``, on any device.
+        k: as `q`.
     """
 
     q: Tensor
     k: Tensor
-    name: str = "tensors"
-
-    def __post_init__(self) -> None:
-        for name, x in (("q", self.q), ("k", self.k)):
-            _check_dtype(name, str(x.dtype), x.is_floating_point())
-        _check_shapes(tuple(self.q.shape), tuple(self.k.shape))
 
     @property
     def heads(self) -> int:
@@ -75,13 +70,32 @@ class TensorSource:
         """Elements per head."""
         return self.q.shape[2]
 
+    def read(self, head: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a head, ``(L, D)``."""
+        return self.q[head], self.k[head]
+
+
+@dataclass(frozen=True)
+class TensorSource(InMemory):
+    """Q and K as they are given.
+
+    Attributes:
+        name: for a mask's meta.
+
+    Raises:
+        InputError: different shapes, another rank, or a dtype that isn't floating.
+    """
+
+    name: str = "tensors"
+
+    def __post_init__(self) -> None:
+        for name, x in (("q", self.q), ("k", self.k)):
+            _check_dtype(name, str(x.dtype), x.is_floating_point())
+        _check_shapes(tuple(self.q.shape), tuple(self.k.shape))
+
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""
         return {"qk": self.name}
-
-    def read(self, head: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys of a head."""
-        return self.q[head], self.k[head]
 
 
 class FileSource:
@@ -93,6 +107,7 @@ class FileSource:
     Attributes:
         path: the file.
         about: the metadata of a safetensors file; `wavealign capture` writes the token grid.
+        heads, tokens, head_dim: sizes of q and of k.
 
     Raises:
         InputError: anything else than two floating arrays of one shape, or a damaged file.
@@ -121,7 +136,7 @@ class FileSource:
             raise (
                 problem if text.startswith(str(self.path)) else InputError(f"{self.path}: {text}")
             ) from None
-        self._shape: tuple[int, ...] = tuple(q_shape[skip:])
+        self.heads, self.tokens, self.head_dim = map(int, q_shape[skip:])
 
     def __enter__(self) -> FileSource:
         return self
@@ -132,21 +147,6 @@ class FileSource:
     def close(self) -> None:
         """Close the file; heads that were read stay valid."""
         self._stack.close()
-
-    @property
-    def heads(self) -> int:
-        """How many heads."""
-        return self._shape[0]
-
-    @property
-    def tokens(self) -> int:
-        """Length of the sequence."""
-        return self._shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Elements per head."""
-        return self._shape[2]
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""

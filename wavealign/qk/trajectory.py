@@ -117,6 +117,9 @@ class CapturedTrajectory:
     Attributes:
         grid: of the tokens, where the files say so.
         text_tokens: behind the video.
+        tokens: length of the sequence.
+        steps: that any layer was captured at.
+        places: heads that were captured at any step.
 
     Raises:
         InputError: no files, files of different lengths or grids, or two of one layer and step.
@@ -137,9 +140,9 @@ class CapturedTrajectory:
         except BaseException:
             self.close()
             raise
-        (self._tokens,) = lengths
-        self._steps = tuple(sorted({step for step, _ in self._found}))
-        self._places = tuple(sorted({place for _, place in self._found}))
+        (self.tokens,) = lengths
+        self.steps = tuple(sorted({step for step, _ in self._found}))
+        self.places = tuple(sorted({place for _, place in self._found}))
 
     @classmethod
     def open(cls, path: str | Path) -> CapturedTrajectory:
@@ -167,21 +170,6 @@ class CapturedTrajectory:
     def close(self) -> None:
         """Close the files."""
         self._stack.close()
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Steps that any layer was captured at."""
-        return self._steps
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Heads that were captured at any step."""
-        return self._places
-
-    @property
-    def tokens(self) -> int:
-        """Length of the sequence."""
-        return self._tokens
 
     def holds(self, step: int, place: Place) -> bool:
         """Whether this head was captured at this step."""

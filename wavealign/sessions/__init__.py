@@ -1,7 +1,7 @@
 """Sparse methods over the steps of a denoising run: search, plan once, reuse.
 
-Above `wavealign.attention`, because a session plans schedules and runs kernels; what a method
-decides at a step lives below, in `wavealign.sessions.gsrs` and its neighbours.
+Above `wavealign.attention`, because a session plans schedules and runs kernels. What a method
+decides at a step is its rule, in `wavealign.sessions.gsrs` and its neighbours.
 """
 
 from __future__ import annotations
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     )
     from wavealign.sessions.session import Session
 
-_HOMES = {
-    "SESSIONS": "wavealign.sessions.named",
-    "AdaSpaSession": "wavealign.sessions.named",
-    "GsrsSession": "wavealign.sessions.named",
-    "LiteAttentionSession": "wavealign.sessions.named",
-    "Session": "wavealign.sessions.session",
-    "TopKSession": "wavealign.sessions.named",
-    "make_session": "wavealign.sessions.named",
-}
-
 __all__ = [
     "SESSIONS",
     "AdaSpaSession",
@@ -41,4 +31,6 @@ __all__ = [
     "make_session",
 ]
 
+_HOMES = dict.fromkeys(__all__, "wavealign.sessions.named")
+_HOMES["Session"] = "wavealign.sessions.session"
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -11,28 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
+from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k
-from wavealign.numbers import number, share, whole_numbers
+from wavealign.numbers import number, share
 from wavealign.sessions.rule import (
     Found,
     Memory,
     SearchesAtSteps,
     StepCall,
     all_finite,
-    keep_text,
 )
-
-if TYPE_CHECKING:
-    from wavealign.sessions.named import AdaSpaSession as Session
-
-__all__ = ["AdaSpa", "Session", "head_budgets"]
 
 _GOOD_RECALL = 0.8
 _OVERFLOW = (
@@ -57,7 +52,7 @@ class AdaSpa(SearchesAtSteps):
         name: in reports.
 
     Raises:
-        InputError: see `SearchSteps`; a sparsity outside [0, 1), or below 1/3 with
+        InputError: see `SearchesAtSteps.check_steps`; a sparsity outside [0, 1), or below 1/3 with
             `head_adaptive`.
     """
 
@@ -72,9 +67,7 @@ class AdaSpa(SearchesAtSteps):
     name: str = "adaspa"
 
     def __post_init__(self) -> None:
-        found = whole_numbers("search steps", self.search_steps)
-        object.__setattr__(self, "search_steps", found)
-        self.when()
+        self.check_steps()
         share("1 - sparsity", 1 - number("sparsity", self.sparsity))
         if self.head_adaptive and self.sparsity < 1 / 3:
             raise InputError(
@@ -94,7 +87,7 @@ class AdaSpa(SearchesAtSteps):
             counts = _blocks(1 - self.sparsity, found.weights.shape[-1])
         keep = select_top_k(found.weights, counts)
         if self.dense_text:
-            keep = keep_text(keep, call)
+            keep_text(keep, call.q.shape[1], call.text_tokens, call.block)
         finite = all_finite(found.weights, found.lse)
         if memory.lse is not None:
             return Found(found.out, keep, memory, finite, _OVERFLOW)
@@ -125,11 +118,3 @@ def head_budgets(weights: Tensor, sparsity: float) -> Tensor:
 
 def _blocks(share: float, columns: int) -> int:
     return max(1, round(share * columns))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from wavealign.sessions.named import AdaSpaSession
-
-        return AdaSpaSession
-    raise AttributeError(f"module 'wavealign.sessions.adaspa' has no attribute '{name}'")

@@ -7,34 +7,29 @@ the next. In between, the mask is reused.
 
 After "Sparse Attention for Video Generation Acceleration via Growing Sparsity and Reduced Search";
 what the paper's text leaves open (its block size, how it treats text) are options here.
-`Session` (the whole pipeline) lives in `wavealign.sessions`, which needs the kernels.
+The whole pipeline is `wavealign.sessions.GsrsSession`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
+from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
-from wavealign.numbers import share, shares, whole_numbers
+from wavealign.numbers import share, shares
 from wavealign.sessions.rule import (
     Found,
     Memory,
     SearchesAtSteps,
     StepCall,
     all_finite,
-    keep_text,
 )
-
-if TYPE_CHECKING:
-    from wavealign.sessions.named import GsrsSession as Session
-
-__all__ = ["Gsrs", "Session"]
 
 SELECTS = ("top-p", "top-k")
 
@@ -57,7 +52,7 @@ class Gsrs(SearchesAtSteps):
         name: in reports.
 
     Raises:
-        InputError: see `SearchSteps`; shares outside (0, 1], or not one p a search.
+        InputError: see `SearchesAtSteps.check_steps`; shares outside (0, 1], or not one p a search.
     """
 
     takes_schedule: ClassVar[bool] = True
@@ -72,9 +67,7 @@ class Gsrs(SearchesAtSteps):
     name: str = "gsrs"
 
     def __post_init__(self) -> None:
-        found = whole_numbers("search steps", self.search_steps)
-        object.__setattr__(self, "search_steps", found)
-        self.when()
+        self.check_steps()
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}'; expected {' or '.join(SELECTS)}.")
         if self.select == "top-k":
@@ -103,19 +96,11 @@ class Gsrs(SearchesAtSteps):
         )
         if self.select == "top-k":
             count = max(1, round(self.keep * found.weights.shape[-1]))
-            keep = select_top_k(found.weights, count, among)
+            keep = select_top_k(found.weights, count)
         else:
             keep = select_top_p(found.weights, self.p[self.search_steps.index(call.step)], among)
         if self.dense_text:
-            keep = keep_text(keep, call)
+            keep_text(keep, call.q.shape[1], call.text_tokens, call.block)
         if self.reduced and among is None:
             memory = Memory(candidates=keep)
         return Found(found.out, keep, memory, all_finite(found.weights, found.lse))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from wavealign.sessions.named import GsrsSession
-
-        return GsrsSession
-    raise AttributeError(f"module 'wavealign.sessions.gsrs' has no attribute '{name}'")

@@ -14,26 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
+from wavealign.methods.context import keep_text
 from wavealign.numbers import number, whole_number
 from wavealign.sessions.rule import (
     Action,
     Found,
     Memory,
-    SearchSteps,
     StepCall,
-    keep_text,
+    run_length,
 )
-
-if TYPE_CHECKING:
-    from wavealign.sessions.named import LiteAttentionSession as Session
-
-__all__ = ["LiteAttention", "Session", "mark_tiles", "still_needed", "tile_maxima"]
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
 
@@ -63,8 +58,7 @@ class LiteAttention:
     name: str = "liteattention"
 
     def __post_init__(self) -> None:
-        SearchSteps((0,), self.steps)
-        if not 0 <= whole_number("warmup", self.warmup) < self.steps:
+        if not 0 <= whole_number("warmup", self.warmup) < run_length(self.steps):
             raise InputError(
                 f"warmup={self.warmup} in a run of {self.steps} steps; expected 0 to "
                 f"{self.steps - 1}."
@@ -87,7 +81,7 @@ class LiteAttention:
         out = attend()
         keep, finite = mark_tiles(call.q, call.k, memory.candidates, call.block, self.threshold)
         if self.dense_text:
-            keep = keep_text(keep, call)
+            keep_text(keep, call.q.shape[1], call.text_tokens, call.block)
         return Found(out, keep, Memory(candidates=keep), finite)
 
 
@@ -162,11 +156,3 @@ def still_needed(maxima: Tensor, visited: Tensor, threshold: float) -> Tensor:
     # -inf - -inf is NaN, which passes nothing; the first tile's own is +inf.
     rises = (backwards - running) * math.log2(math.e) > threshold
     return rises.any(-2).flip(-1)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from wavealign.sessions.named import LiteAttentionSession
-
-        return LiteAttentionSession
-    raise AttributeError(f"module 'wavealign.sessions.liteattention' has no attribute '{name}'")

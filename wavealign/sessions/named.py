@@ -1,6 +1,6 @@
 """The sessions by name: GSRS, AdaSpa, LiteAttention, and top-k as their control.
 
-Each takes what its rule takes, and the options of `Session`.
+Each takes what its rule takes, by default as the rule says, and the options of `Session`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from wavealign.sessions.session import Session
 
 
 class GsrsSession(Session):
-    """GSRS; see `Gsrs` for what its parameters mean."""
+    """GSRS, also as ``wavealign.methods.gsrs.Session``; see `Gsrs` for what its parameters mean."""
 
     def __init__(
         self,
-        search_steps: Sequence[int] = (10, 20, 30, 40),
-        p: Sequence[float] = (0.95, 0.9, 0.85, 0.8),
+        search_steps: Sequence[int] = Gsrs.search_steps,
+        p: Sequence[float] = Gsrs.p,
         block: tuple[int, int] = (128, 128),
-        steps: int = 50,
+        steps: int = Gsrs.steps,
         *,
-        reduced: bool = True,
-        dense_text: bool = False,
+        reduced: bool = Gsrs.reduced,
+        dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
@@ -39,12 +39,12 @@ class TopKSession(Session):
 
     def __init__(
         self,
-        search_steps: Sequence[int] = (10, 20, 30, 40),
-        keep: float = 0.2,
+        search_steps: Sequence[int] = Gsrs.search_steps,
+        keep: float = Gsrs.keep,
         block: tuple[int, int] = (128, 128),
-        steps: int = 50,
+        steps: int = Gsrs.steps,
         *,
-        dense_text: bool = False,
+        dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
@@ -53,21 +53,21 @@ class TopKSession(Session):
 
 
 class AdaSpaSession(Session):
-    """AdaSpa, also as ``wavealign.sessions.adaspa.Session``; see `AdaSpa`.
+    """AdaSpa, also as ``wavealign.methods.adaspa.Session``; see `AdaSpa`.
 
     The paper's blocks have 64 tokens, ours 128 by default, so that sessions compare.
     """
 
     def __init__(
         self,
-        search_steps: Sequence[int] = (10, 30),
-        sparsity: float = 0.8,
+        search_steps: Sequence[int] = AdaSpa.search_steps,
+        sparsity: float = AdaSpa.sparsity,
         block: tuple[int, int] = (128, 128),
-        steps: int = 50,
+        steps: int = AdaSpa.steps,
         *,
-        head_adaptive: bool = True,
-        cached_lse: bool = True,
-        dense_text: bool = True,
+        head_adaptive: bool = AdaSpa.head_adaptive,
+        cached_lse: bool = AdaSpa.cached_lse,
+        dense_text: bool = AdaSpa.dense_text,
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
@@ -76,25 +76,24 @@ class AdaSpaSession(Session):
 
 
 class LiteAttentionSession(Session):
-    """LiteAttention, also as ``wavealign.sessions.liteattention.Session``; see `LiteAttention`.
+    """LiteAttention, also as ``wavealign.methods.liteattention.Session``; see `LiteAttention`.
 
     Upstream's tiles have 128 x 176 tokens at 128 elements a head; ours 128 x 128 by default.
     """
 
     def __init__(
         self,
-        threshold: float = -10.0,
-        warmup: int = 0,
+        threshold: float = LiteAttention.threshold,
+        warmup: int = LiteAttention.warmup,
         block: tuple[int, int] = (128, 128),
-        steps: int = 50,
+        steps: int = LiteAttention.steps,
         *,
-        dense_text: bool = True,
+        dense_text: bool = LiteAttention.dense_text,
         **options: Any,
     ) -> None:
         """A session before its first step; `options` are those of `Session`."""
-        super().__init__(
-            LiteAttention(threshold, warmup, steps, dense_text), block=block, **options
-        )
+        rule = LiteAttention(threshold, warmup, steps, dense_text)
+        super().__init__(rule, block=block, **options)
 
 
 SESSIONS: dict[str, type[Session]] = {

@@ -17,33 +17,43 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
-from wavealign.gpu.importance.call import Lists
 from wavealign.numbers import whole_number, whole_numbers
+from wavealign.planning import DeviceSchedule
 
 Action = Literal["full", "search", "reuse"]
 
 
-@dataclass(frozen=True)
-class SearchSteps:
-    """When a method searches.
-
-    Attributes:
-        search: steps, ascending, counted from 0. Up to the first of them attention is full.
-        steps: of the run.
+def run_length(steps: int) -> int:
+    """How many steps a run has.
 
     Raises:
-        InputError: no search step, steps out of order or beyond the run, or what is no step.
+        InputError: no whole number, or none at all.
+    """
+    if whole_number("steps", steps) < 1:
+        raise InputError(f"a run of {steps} steps; expected at least 1.")
+    return whole_number("steps", steps)
+
+
+class SearchesAtSteps:
+    """What a rule, a frozen dataclass, does when if it searches at given steps.
+
+    Attributes:
+        search_steps: ascending, counted from 0. Up to the first of them attention is full.
+        steps: of the run.
     """
 
-    search: Sequence[int]
+    search_steps: Sequence[int]
     steps: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "search", whole_numbers("search steps", self.search))
-        object.__setattr__(self, "steps", whole_number("steps", self.steps))
-        if self.steps < 1:
-            raise InputError(f"a run of {self.steps} steps; expected at least 1.")
-        found = list(self.search)
+    def check_steps(self) -> None:
+        """Make them ints.
+
+        Raises:
+            InputError: no search step, steps out of order or beyond the run, or what is no step.
+        """
+        object.__setattr__(self, "search_steps", whole_numbers("search steps", self.search_steps))
+        object.__setattr__(self, "steps", run_length(self.steps))
+        found = list(self.search_steps)
         if not found:
             raise InputError("search steps: none; expected at least one.")
         if any(b <= a for a, b in itertools.pairwise(found)):
@@ -55,38 +65,15 @@ class SearchSteps:
             )
 
     def action(self, step: int) -> Action:
-        """What is done at a step."""
-        if step < self.search[0]:
-            return "full"
-        return "search" if step in self.search else "reuse"
-
-    def uses(self, step: int) -> int:
-        """Steps that reuse what is found at this step."""
-        later = [s for s in self.search if s > step]
-        return (later[0] if later else self.steps) - step - 1
-
-
-class SearchesAtSteps:
-    """What a rule that searches at given steps does when: `Rule.action` and `Rule.uses`."""
-
-    search_steps: Sequence[int]
-    steps: int
-
-    def when(self) -> SearchSteps:
-        """The steps, checked.
-
-        Raises:
-            InputError: see `SearchSteps`.
-        """
-        return SearchSteps(self.search_steps, self.steps)
-
-    def action(self, step: int) -> Action:
         """See `Rule.action`."""
-        return self.when().action(step)
+        if step < self.search_steps[0]:
+            return "full"
+        return "search" if step in self.search_steps else "reuse"
 
     def uses(self, step: int) -> int:
         """See `Rule.uses`."""
-        return self.when().uses(step)
+        later = [s for s in self.search_steps if s > step]
+        return (later[0] if later else self.steps) - step - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +94,7 @@ class StepCall:
     v: Tensor
     block: tuple[int, int]
     text_tokens: int = 0
-    schedule: Lists | None = None
+    schedule: DeviceSchedule | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,15 +158,6 @@ class Rule(Protocol):
             attend: attention over the blocks found last (all, before the first search), for
                 rules that don't compute it themselves.
         """
-
-
-def keep_text(keep: Tensor, call: StepCall) -> Tensor:
-    """Rows and columns of blocks that hold text made dense, in place."""
-    if call.text_tokens:
-        video = call.q.shape[1] - call.text_tokens
-        keep[..., video // call.block[0] :, :] = True
-        keep[..., video // call.block[1] :] = True
-    return keep
 
 
 def all_finite(*tensors: Tensor) -> Tensor:

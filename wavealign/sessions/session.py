@@ -21,9 +21,9 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.numbers import block_size, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
+from wavealign.sessions.layer_state import LayerState, check_signature, check_step
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
 from wavealign.sessions.rule import Found, Rule, StepCall
-from wavealign.sessions.sites import Site, check_signature, check_step
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
@@ -99,7 +99,7 @@ class Session:
         self._regime, self._check_finite = regime, check_finite
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners(self._terms)
-        self._sites: dict[tuple[int, str], Site] = {}
+        self._states: dict[tuple[int, str], LayerState] = {}
         self._tally = Tally()
 
     @property
@@ -114,7 +114,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything: the next step of every layer is 0."""
-        self._sites.clear()
+        self._states.clear()
         self._tally = Tally()
 
     def mask(self, layer: int, branch: str = "cond") -> torch.Tensor:
@@ -123,18 +123,18 @@ class Session:
         Raises:
             InputError: there are none yet.
         """
-        site = self._sites.get((layer, branch))
-        if site is None or site.keep is None:
+        state = self._states.get((layer, branch))
+        if state is None or state.keep is None:
             raise InputError(f"layer {layer}, branch '{branch}': nothing was searched yet.")
-        return mask_from_packed(site.keep, site.sizes.N)
+        return mask_from_packed(state.keep, state.sizes.N)
 
     def explain(self) -> str:
         """The last plan of every layer and branch, one line a head."""
         return "\n".join(
             f"layer {layer}, {branch}, {line}"
-            for (layer, branch), site in self._sites.items()
-            if site.plan is not None
-            for line in site.plan.explain().splitlines()
+            for (layer, branch), state in self._states.items()
+            if state.plan is not None
+            for line in state.plan.explain().splitlines()
         )
 
     @torch.compiler.disable
@@ -170,14 +170,14 @@ class Session:
         if text_tokens is None:
             text_tokens = self._text_tokens
         text_tokens = whole_number("text tokens", text_tokens)
-        site = self._site(step, layer, branch, q, k, v, text_tokens)
+        state = self._state(step, layer, branch, q, k, v, text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
         with torch.autocast(q.device.type, enabled=False):
-            return self._go_on(site, step, layer, branch, q, k, v)
+            return self._go_on(state, step, layer, branch, q, k, v)
 
     def _go_on(
         self,
-        site: Site,
+        state: LayerState,
         step: int,
         layer: int,
         branch: str,
@@ -194,27 +194,27 @@ class Session:
                 out = self._full(q, k, v)
         elif action == "reuse":
             with watch.measure("reused", device):
-                out = self._by_plan(site, *(site.order.forward(x) for x in (q, k, v)))
-                out = site.order.back(out)
+                out = self._by_plan(state, *(state.order.forward(x) for x in (q, k, v)))
+                out = state.order.back(out)
         else:
             with watch.measure("searched", device):
-                found = self._search(step, site, q, k, v)
-                out = site.order.back(found.out)
+                found = self._search(step, state, q, k, v)
+                out = state.order.back(found.out)
             longest = self._look(found, step, layer, branch)
-            evaluated = self._evaluated(site)
+            evaluated = self._evaluated(state)
             with watch.measure("planned", device):
-                site = self._remember(site, found, self.rule.uses(step), longest)
-            policies = tuple(dict.fromkeys(site.plan.policies)) if site.plan is not None else ()
+                state = self._remember(state, found, self.rule.uses(step), longest)
+            policies = tuple(dict.fromkeys(state.plan.policies)) if state.plan is not None else ()
             density = found.keep.mean(dtype=torch.float32)
             records = (step, layer, branch, density, evaluated, policies)
-        self._sites[layer, branch] = dataclasses.replace(site, next_step=step + 1)
+        self._states[layer, branch] = dataclasses.replace(state, next_step=step + 1)
         self._tally.calls[action] += 1
         if records is not None:
             self._tally.searches.append(records)
             self._tally.plans += bool(records[-1])
         return out
 
-    def _site(
+    def _state(
         self,
         step: int,
         layer: int,
@@ -223,10 +223,10 @@ class Session:
         k: torch.Tensor,
         v: torch.Tensor,
         text_tokens: int,
-    ) -> Site:
+    ) -> LayerState:
         """The layer's past, if this call goes on from it."""
-        where, site = f"layer {layer}, branch '{branch}'", self._sites.get((layer, branch))
-        check_step(where, step, site, self.rule.steps)
+        where, state = f"layer {layer}, branch '{branch}'", self._states.get((layer, branch))
+        check_step(where, step, state, self.rule.steps)
         sequences = Sequences.check(q, k, v, "bshd")
         if k.shape != q.shape:
             raise InputError(
@@ -234,9 +234,9 @@ class Session:
                 "self-attention, with a K/V head for each query head."
             )
         signature = (tuple(q.shape), q.dtype, q.device, text_tokens)
-        if site is not None:
-            check_signature(where, step, site, signature)
-            return site
+        if state is not None:
+            check_signature(where, step, state, signature)
+            return state
         B, L, H, D = q.shape
         order = self._orders.get(text_tokens)
         if order is None:
@@ -250,32 +250,32 @@ class Session:
         guard = None
         if self._terms.policy == "auto":
             guard = self._terms.guard(sizes, choice, D, self._regime, SEARCH_LOOK_FRAC)
-        return Site(signature, order, sizes, choice, guard)
+        return LayerState(signature, order, sizes, choice, guard)
 
     def _by_plan(
-        self, site: Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, state: LayerState, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """Attention over the blocks in use, everything before the first search."""
-        if site.plan is None:
+        if state.plan is None:
             return self._full(q, k, v)
-        return attend_by_plan(q, k, v, plan=site.plan, layout="bshd")
+        return attend_by_plan(q, k, v, plan=state.plan, layout="bshd")
 
     def _search(
-        self, step: int, site: Site, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, step: int, state: LayerState, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Found:
-        q, k, v = (site.order.forward(x) for x in (q, k, v))
-        memory, schedule = site.memory, None
+        q, k, v = (state.order.forward(x) for x in (q, k, v))
+        memory, schedule = state.memory, None
         if memory.candidates is not None:
-            candidates = mask_from_packed(memory.candidates, site.sizes.N)
+            candidates = mask_from_packed(memory.candidates, state.sizes.N)
             memory = dataclasses.replace(memory, candidates=candidates)
-            if site.first_policies and self.rule.takes_schedule:
+            if state.first_policies and self.rule.takes_schedule:
                 # The candidates are the first mask: what was chosen for it fits, and what was
                 # chosen for a sparser one since may not.
                 schedule = self._planners.lists(
-                    candidates, site.sizes, site.choice, site.first_policies
+                    candidates, state.sizes, state.choice, state.first_policies
                 )
-        call = StepCall(step, q, k, v, self._block, site.order.text_tokens, schedule)
-        return self.rule.search(call, memory, lambda: self._by_plan(site, q, k, v))
+        call = StepCall(step, q, k, v, self._block, state.order.text_tokens, schedule)
+        return self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
 
     def _look(self, found: Found, step: int, layer: int, branch: str) -> int | None:
         """The longest row, after a look at whether there are scores at all."""
@@ -290,21 +290,23 @@ class Session:
             )
         return int(blocks)
 
-    def _evaluated(self, site: Site) -> torch.Tensor | None:
-        bits = site.memory.candidates
+    def _evaluated(self, state: LayerState) -> torch.Tensor | None:
+        bits = state.memory.candidates
         if bits is None:
             return None
-        return mask_from_packed(bits, site.sizes.N).mean(dtype=torch.float32)
+        return mask_from_packed(bits, state.sizes.N).mean(dtype=torch.float32)
 
-    def _remember(self, site: Site, found: Found, uses: int, longest: int | None) -> Site:
+    def _remember(
+        self, state: LayerState, found: Found, uses: int, longest: int | None
+    ) -> LayerState:
         memory, plan = found.memory, None
         if uses:
             plan = self._planners.plan(
-                found.keep, site.sizes, site.choice, site.guard, uses, longest
+                found.keep, state.sizes, state.choice, state.guard, uses, longest
             )
         kept = pack(found.keep)
         if memory.candidates is not None:
             bits = kept if memory.candidates is found.keep else pack(memory.candidates)
             memory = dataclasses.replace(memory, candidates=bits)
-        first = site.first_policies or (plan.policies if plan is not None else ())
-        return dataclasses.replace(site, memory=memory, plan=plan, keep=kept, first_policies=first)
+        first = state.first_policies or (plan.policies if plan is not None else ())
+        return dataclasses.replace(state, memory=memory, plan=plan, keep=kept, first_policies=first)

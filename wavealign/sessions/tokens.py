@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.qk.grid import TokenGrid
+from wavealign.qk.grid import TokenGrid, check_tokens
 from wavealign.qk.orders import ORDERS, invert, token_order
 
 
@@ -49,15 +49,7 @@ class TokenOrder:
         Raises:
             InputError: another length.
         """
-        if self.text_tokens >= tokens:
-            raise InputError(
-                f"{self.text_tokens} text tokens of {tokens}; expected some video before them."
-            )
-        if self._grid is not None and self._grid.tokens + self.text_tokens != tokens:
-            raise InputError(
-                f"grid {self._grid} has {self._grid.tokens} tokens and there are "
-                f"{self.text_tokens} of text; expected {tokens} together, the length of q."
-            )
+        check_tokens(tokens, self._grid, self.text_tokens, "q")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Raster order to this one."""

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wavealign._extras import require
+from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
-from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, Lists, check_call
+from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, check_call
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from wavealign.planning import DeviceSchedule
 
 KERNELS = ("auto", "hopper", "triton", "torch")
 _PREFERRED = ("hopper", "triton")  # by "auto" on a GPU, in this order
@@ -36,7 +38,7 @@ def attend_with_importance(
     *,
     block: tuple[int, int] = (128, 128),
     candidates: Tensor | None = None,
-    schedule: Lists | None = None,
+    schedule: DeviceSchedule | None = None,
     reference_lse: Tensor | None = None,
     diagnostics: bool = False,
     diagnose_every: int = 1,
@@ -84,9 +86,7 @@ def attend_with_importance(
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
     if kernel == "auto":
-        from wavealign.methods.select import has_triton
-
-        fits = q.is_cuda and has_triton()
+        fits = q.is_cuda and installed("triton")
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":

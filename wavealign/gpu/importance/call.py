@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wavealign.errors import InputError
 from wavealign.numbers import block_size, whole_number
@@ -12,34 +12,12 @@ from wavealign.numbers import block_size, whole_number
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from wavealign.planning import DeviceSchedule
+
 SCRATCH_BYTES = 8 * 2**30
 """Of a GPU's block log-sum-exps, by default."""
 
 _MOST_AXES = 3
-
-
-class Lists(Protocol):
-    """Rows as launched and lists as walked: the arrays of `wavealign.planning.DeviceSchedule`."""
-
-    @property
-    def table(self) -> Tensor:
-        """Int32 ``[H, M]``, slot → query block."""
-        ...
-
-    @property
-    def counts(self) -> Tensor:
-        """Int32 ``[H, M]``, evaluated K/V blocks of each query block."""
-        ...
-
-    @property
-    def starts(self) -> Tensor:
-        """Int64 ``[H * M]``, where each query block's list begins."""
-        ...
-
-    @property
-    def indices(self) -> Tensor:
-        """Int32 ``[H, M, width]``."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +65,7 @@ class Call:
     block_q: int
     block_kv: int
     candidates: Tensor | None
-    schedule: Lists | None
+    schedule: DeviceSchedule | None
     reference_lse: Tensor | None
     diagnostics: bool
     positions: Tensor | None
@@ -127,7 +105,7 @@ def check_call(
     *,
     block: tuple[int, int] = (128, 128),
     candidates: Tensor | None = None,
-    schedule: Lists | None = None,
+    schedule: DeviceSchedule | None = None,
     reference_lse: Tensor | None = None,
     diagnostics: bool = False,
     diagnose_every: int = 1,
@@ -223,8 +201,7 @@ def _check_blocks(call: Call, B: int, H: int) -> None:
                 f"the schedule is for {list(shape)} heads and query blocks; expected "
                 f"[{H} or {B * H}, {call.M}]."
             )
-        layout = getattr(schedule, "layout", None)
-        if layout is not None and (layout.rows, layout.walks) != ("table", "forwards"):
+        if (schedule.layout.rows, schedule.layout.walks) != ("table", "forwards"):
             raise InputError(
                 "the schedule is for a kernel that gathers rows or walks backwards; plan with the "
                 "default layout."

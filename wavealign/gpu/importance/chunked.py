@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wavealign._blocks import fold_columns
 from wavealign.gpu.importance.call import Call, Importance
-from wavealign.methods.exact import fold_columns
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of a chunk; a few such tensors live at once
 
 
 def attend_chunked(call: Call) -> Importance:
-    """See `wavealign.gpu.importance.attend.attend_with_importance`.
+    """See `wavealign.gpu.importance.attend_with_importance`.
 
     Every chunk of query rows sees all its keys at once, so there is no running maximum and nothing
     to rescale. Computes in float32, float64 inputs in float64. Candidates are read on the host.
@@ -102,8 +102,9 @@ def _attend(
         shares = weights[own.start - first : own.stop - first]
         # -Σ w·log w: the same as LSE - E[z], without the difference of two large numbers.
         result.entropy[b, h, own] = torch.special.entr(shares).sum(-1).float()
-        distances = _distances(call, own, tokens, keys.dtype)
-        result.distance[b, h, own] = torch.linalg.vecdot(shares, distances).float()
+        here = torch.arange(own.start, own.stop, device=tokens.device)
+        apart = distances(here, tokens, call.positions, keys.dtype)
+        result.distance[b, h, own] = torch.linalg.vecdot(shares, apart).float()
 
 
 def _diagnosed(call: Call, query_blocks: tuple[int, int]) -> list[tuple[int, int]]:
@@ -114,11 +115,11 @@ def _diagnosed(call: Call, query_blocks: tuple[int, int]) -> list[tuple[int, int
     return [(u, u + 1) for u in range(first + -first % every, min(last, call.M), every)]
 
 
-def _distances(call: Call, rows: slice, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    if call.positions is None:
-        here = torch.arange(rows.start, rows.stop, device=tokens.device)
-        return (here[:, None] - tokens).abs().to(dtype)
-    positions = call.positions.to(dtype)
-    return torch.cdist(
-        positions[rows], positions[tokens], compute_mode="donot_use_mm_for_euclid_dist"
-    )
+def distances(
+    rows: Tensor, columns: Tensor, positions: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Of tokens from tokens, ``(rows, columns)``: |i - j|, or Euclidean in positions."""
+    if positions is None:
+        return (rows[:, None] - columns).abs().to(dtype)
+    places = positions.to(dtype)
+    return torch.cdist(places[rows], places[columns], compute_mode="donot_use_mm_for_euclid_dist")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wavealign.gpu.importance.attend import attend_with_importance
+from wavealign.gpu.importance.chunked import distances
 
 SCHEMA = "wavealign.diagnosis/1"
 _SCORES_BYTES = 64 * 2**20
@@ -87,13 +88,13 @@ def diagnose_head(
 
 
 def _sampled(q: Tensor, k: Tensor, rows: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-    entropies, distances = [], []
-    keys = k.float().T
+    entropies, means = [], []
+    keys, tokens = k.float().T, torch.arange(len(k), device=k.device)
     for part in torch.split(rows, _rows_at_once(len(k))):
         weights = (q[part].float() @ keys / math.sqrt(q.shape[1])).softmax(-1)
         entropies.append(torch.special.entr(weights).sum(-1))
-        distances.append((weights * _distances(part, len(k), positions)).sum(-1))
-    return torch.cat(entropies), torch.cat(distances)
+        means.append((weights * distances(part, tokens, positions, torch.float32)).sum(-1))
+    return torch.cat(entropies), torch.cat(means)
 
 
 def _away(rows: Tensor, tokens: int, positions: Tensor | None) -> Tensor:
@@ -102,19 +103,10 @@ def _away(rows: Tensor, tokens: int, positions: Tensor | None) -> Tensor:
         i = rows.double()
         right = tokens - 1 - i
         return ((i * (i + 1) + right * (right + 1)) / (2 * tokens)).mean()
+    whole = torch.arange(tokens, device=rows.device)
     parts = torch.split(rows, _rows_at_once(tokens))
-    means = [_distances(part, tokens, positions).mean(-1) for part in parts]
+    means = [distances(part, whole, positions, torch.float32).mean(-1) for part in parts]
     return torch.cat(means).double().mean()
-
-
-def _distances(rows: Tensor, tokens: int, positions: Tensor | None) -> Tensor:
-    if positions is not None:
-        return torch.cdist(
-            positions[rows].float(),
-            positions.float(),
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
-    return (rows[:, None] - torch.arange(tokens, device=rows.device)).abs().float()
 
 
 def _rows_at_once(tokens: int) -> int:

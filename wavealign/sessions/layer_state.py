@@ -17,7 +17,7 @@ from wavealign.sessions.tokens import TokenOrder
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class LayerState:
     """One layer of one branch, replaced as a whole after a call that went well.
 
     Attributes:
@@ -43,19 +43,19 @@ class Site:
     first_policies: tuple[str, ...] = ()
 
 
-def check_step(where: str, step: int, site: Site | None, steps: int) -> None:
+def check_step(where: str, step: int, state: LayerState | None, steps: int) -> None:
     """Raise unless a step is the next one.
 
     Args:
         where: layer and branch, for messages.
         step: of the call.
-        site: None before the first call.
+        state: None before the first call.
         steps: of a run.
 
     Raises:
         InputError: a step beyond the run, called twice, or skipped.
     """
-    expected = site.next_step if site is not None else 0
+    expected = state.next_step if state is not None else 0
     if not 0 <= step < steps:
         raise InputError(
             f"{where}: step {step} of a run of {steps} steps (0 to "
@@ -70,16 +70,18 @@ def check_step(where: str, step: int, site: Site | None, steps: int) -> None:
         raise InputError(f"{where}: step {step} skips step {expected}.")
 
 
-def check_signature(where: str, step: int, site: Site, signature: tuple[object, ...]) -> None:
+def check_signature(
+    where: str, step: int, state: LayerState, signature: tuple[object, ...]
+) -> None:
     """Raise unless a call is like the ones before it.
 
     Raises:
         InputError: another shape, dtype, device or number of text tokens.
     """
-    if site.signature != signature:
+    if state.signature != signature:
         raise InputError(
             f"{where}: q is {_told(signature)} at step {step} and was "
-            f"{_told(site.signature)} before; expected the same to the end of the run. "
+            f"{_told(state.signature)} before; expected the same to the end of the run. "
             "Another run begins with reset()."
         )
 
