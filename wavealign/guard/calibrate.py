@@ -1,9 +1,9 @@
 """Fit the guard's constants to runs, simulated and measured.
 
-Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; the sweeps
-that ``resync`` costs so that choosing between it and ``nnz/shuffled+sawtooth`` loses least time,
-and among equals from hit ratios; what a miss adds from the ratios of times between policies of one
-mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
+Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; how often
+``resync`` reads its working set (``phased_sweeps``), so that choosing between it and
+``nnz/shuffled+sawtooth`` loses least time, and among equals from hit ratios; what a miss adds from
+the ratios of times between policies of one mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
 """
 
 from __future__ import annotations
