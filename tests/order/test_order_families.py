@@ -230,8 +230,8 @@ def test_lists_of_another_order_are_not_made_again():
         schedule = build_schedule(mask, recipe, 8, seed=2)
         plain = parse_policy(f"nnz/{visits.partition('+')[0].replace('sawtooth', 'ascending')}")
         made = build_schedule(mask, plain, 8, seed=2).indices
-        for given in (None, made):
-            lists = visiting_lists(mask, schedule.row_order, recipe.visits, 8, 2, unturned=given)
+        for lent in (None, made):
+            lists = visiting_lists(mask, schedule.row_order, recipe.visits, 8, 2, unturned=lent)
             assert np.array_equal(lists, schedule.indices)
     assert set(VISITS) == {"ascending", "shuffled", "sawtooth", "phased"}
 
