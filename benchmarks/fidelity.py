@@ -3,9 +3,8 @@
     python benchmarks/fidelity.py [RUNS ...] [--device h200] [--model full] [--plot FILE]
 
 RUNS is a JSON lines file of measured runs (data/README.md), or a folder that holds
-``runs.jsonl``; the masks with their recorded orders lie beside it, either as NAME.npz files or in
-one npz with names below ``NAME/``. By default everything in `data`. docs/fidelity.md explains the
-table.
+``runs.jsonl``; their masks lie beside it as NAME.npz. By default everything in `data`.
+docs/fidelity.md explains the table.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wavealign.runs.launch import BASELINE
 from wavealign.runs.ranking import rank
 from wavealign.runs.result import Result
 from wavealign.sim.calibrate import replay, replay_errors
@@ -25,6 +25,7 @@ from wavealign.sim.setup import Setup
 
 DATA = Path(__file__).parent.parent / "data"
 RECORDED = [
+    DATA / "h200" / "runs-first.jsonl",
     DATA / "h200" / "runs.jsonl",
     DATA / "xattention_363600.runs.jsonl",
     DATA / "spargeattn_363600.runs.jsonl",
@@ -107,9 +108,7 @@ def _groups(found: list[Recording]) -> dict[tuple[str, str], list[int]]:
 
 def _speedup_errors(found: list[Recording], results: list[Result]) -> Iterator[float]:
     for members in _groups(found).values():
-        base = [
-            i for i in members if found[i].schedule.policy in ("original", "original/ascending")
-        ]
+        base = [i for i in members if found[i].schedule.policy == BASELINE]
         for i in members:
             if base and i != base[0]:
                 measured = found[base[0]].measured.time_ms / found[i].measured.time_ms

@@ -92,7 +92,17 @@ def greedy(sets, window):
     return order
 
 
-def sweep(lists, permutation):
+def list_schedule(lengths, free, block_ticks, start_ticks):
+    """Each row's tick and worker: who is free first takes the next row. `free` is updated."""
+    dealt = []
+    for length in lengths:
+        worker = min(range(len(free)), key=lambda w: (free[w], w))
+        dealt.append((free[worker], worker))
+        free[worker] += start_ticks + block_ticks[worker] * length
+    return dealt
+
+
+def in_kv_order(lists, permutation):
     """Each row's blocks in the order in which they appear in `permutation`."""
     return [[block for block in permutation if block in set(row)] for row in lists]
 
@@ -106,14 +116,13 @@ def phases(orders, lists_per_head, permutations, workers):
         columns = len(permutation)
         place = {block: i for i, block in enumerate(permutation)}
         rotated = [list(row) for row in lists]
-        flight = {}  # worker -> (row, first tick)
-        for row in order:
-            worker = min(range(workers), key=lambda w: (free[w], w))
-            now = free[worker]
+        flight = {}  # worker -> (row, first tick, last tick)
+        lengths = [len(lists[row]) for row in order]
+        dealt = list_schedule(lengths, free, [block_ticks] * workers, start_ticks)
+        for row, (now, worker) in zip(order, dealt, strict=True):
             x = y = 0.0
-            for w in range(workers):
-                if w in flight and free[w] > now:
-                    other, begin = flight[w]
+            for _, (other, begin, end) in sorted(flight.items()):
+                if end > now:
                     done = max(0, now - begin) // block_ticks
                     at = place[rotated[other][min(done, len(rotated[other]) - 1)]]
                     angle = 2.0 * math.pi * at / columns
@@ -125,8 +134,8 @@ def phases(orders, lists_per_head, permutations, workers):
                 skip = sum(place[block] < target - 0.500001 for block in blocks)
                 skip = skip % len(blocks)
                 rotated[row] = blocks[skip:] + blocks[:skip]
-            flight[worker] = (row, now + start_ticks)
-            free[worker] = now + start_ticks + block_ticks * len(blocks)
+            begin = now + start_ticks
+            flight[worker] = (row, begin, begin + block_ticks * len(blocks))
             if not blocks:
                 del flight[worker]
         result.append(rotated)

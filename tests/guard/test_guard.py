@@ -5,6 +5,7 @@ import itertools
 import json
 
 import numpy as np
+import oracles
 import pytest
 from click.testing import CliRunner
 from helpers import DATA, dense_masks, random_mask
@@ -28,12 +29,9 @@ def slow_hits(schedules, wave, capacity):
     free = [0] * wave
     found = []
     for order, lists in schedules:
-        rows, last = [], 0
-        for row in order:
-            worker = min(range(wave), key=lambda w: (free[w], w))
-            rows.append((free[worker], lists[row]))
-            free[worker] += 1 + 2 * len(lists[row])
-            last = max(last, free[worker])
+        dealt = oracles.list_schedule([len(lists[row]) for row in order], free, [2] * wave, 1)
+        rows = [(start, lists[row]) for row, (start, _) in zip(order, dealt, strict=True)]
+        last = max(start + 1 + 2 * len(blocks) for start, blocks in rows)
         begin = rows[0][0]
         requests = misses = 0
         for s in range(SNAPSHOTS):

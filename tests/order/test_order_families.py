@@ -223,15 +223,15 @@ def test_neighbour_graph_is_symmetric_and_reaches_the_nearest():
     assert (graph.sum(axis=1) >= 4).all()
 
 
-def test_lists_of_another_order_save_the_sweep():
+def test_lists_of_another_order_are_not_made_again():
     mask = random_mask(6, (3, 40, 30))
     for visits in ("ascending", "shuffled", "sawtooth", "shuffled+sawtooth", "shuffled+phased"):
         recipe = parse_policy(f"nnz/{visits}")
         schedule = build_schedule(mask, recipe, 8, seed=2)
         plain = parse_policy(f"nnz/{visits.partition('+')[0].replace('sawtooth', 'ascending')}")
-        swept = build_schedule(mask, plain, 8, seed=2).indices
-        for given_lists in (None, swept):
-            lists = visiting_lists(mask, schedule.row_order, recipe.visits, 8, 2, swept=given_lists)
+        made = build_schedule(mask, plain, 8, seed=2).indices
+        for lent in (None, made):
+            lists = visiting_lists(mask, schedule.row_order, recipe.visits, 8, 2, unturned=lent)
             assert np.array_equal(lists, schedule.indices)
     assert set(VISITS) == {"ascending", "shuffled", "sawtooth", "phased"}
 

@@ -264,7 +264,7 @@ def test_shuffled_rows_follow_one_permutation_per_head(dense, wave, seed):
     )
     for h in range(mask.H):
         permutation = row_lists(full)[h][0]
-        assert row_lists(schedule)[h] == oracles.sweep(row_lists(mask)[h], permutation)
+        assert row_lists(schedule)[h] == oracles.in_kv_order(row_lists(mask)[h], permutation)
 
 
 @settings(deadline=None)
@@ -293,7 +293,7 @@ def test_phased_against_the_oracle(dense, wave, rows, shuffled):
     )
 
 
-def test_phased_rows_join_a_full_sweep():
+def test_phased_rows_join_a_full_pass():
     """Dense rows on two workers, the second free first: it starts where the other one is."""
     dense = np.ones((1, 3, 12), dtype=bool)
     dense[0, 1, 6:] = False

@@ -365,13 +365,13 @@ def test_the_same_results_make_the_same_page(sweep, tmp_path):
 
 def test_measured_rows_that_ship(tmp_path):
     out = tmp_path / "r.html"
-    result = report(DATA / "h200", DATA / "paper", "-o", out, "--no-curves")
+    result = report(DATA / "h200", DATA / "paper", DATA / "gsrs", "-o", out, "--no-curves")
     assert result.exit_code == 0, result.output
     page = Page(out.read_text())
     assert "NVIDIA H200" in page.text
     assert "580.159.04" in page.text
     assert "flash-attn-4 4.0.0b36" in page.text
-    assert "Passed over: " in page.text  # h200/runs.jsonl has another schema
+    assert "Passed over: " in page.text  # gsrs/sessions.jsonl has another schema
     assert "No planning cost" in page.text
 
 

@@ -6,15 +6,16 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import DATA, random_mask
+from helpers import DATA, measured_result, random_mask, run_result
 
 from wavealign.cli import main
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask, save_mask
 from wavealign.order import build_schedule
+from wavealign.runs.result import Environment, Result
 from wavealign.sim import Setup, load_device, run_schedule
 from wavealign.sim.calibrate import calibrate, replay, replay_errors
-from wavealign.sim.recordings import Measured, Recording, load_recordings
+from wavealign.sim.recordings import Recording, load_recordings
 from wavealign.sim.traffic import launch_traffic
 
 POLICIES = ["original", "random/shuffled", "nnz", "nnz/shuffled", "svd+nnz", "lockstep"]
@@ -52,18 +53,11 @@ def synthetic_runs(device, count=4):
         mask = random_mask(i, (1, 200, 600), density=0.15 + 0.08 * i)
         for policy in POLICIES:
             schedule = build_schedule(mask, policy, setup.wave)
-            result = run_schedule(mask, schedule, setup)
+            result = run_schedule(mask, schedule, setup, name=f"m{i}")
             cycles = launch_traffic(mask, schedule, setup).cycles
             active = setup.flops(mask, mask.nnz) / (cycles * device.sms * device.flop_per_clock_sm)
-            measured = Measured(
-                result.time_ms,
-                result.l2_hit_frac,
-                result.lts_sector_hit_frac,
-                result.hbm_read_bytes,
-                None,
-                active,
-            )
-            runs.append(Recording(f"m{i}", "", "fa4", mask, schedule, measured))
+            result = result.replaced(source="measured", model=None, tensor_active_frac=active)
+            runs.append(Recording(result.launch, result.outcome, None, "", mask, schedule))
     return runs
 
 
@@ -107,27 +101,31 @@ def test_measured_rows_of_this_projects_schema(tmp_path):
 
 
 def test_recorded_orders_are_replayed_as_they_were():
-    found = {r.label: r for r in load_recordings(DATA / "h200")}
-    random_order = found["vslash_2841 random/ascending"]
-    with np.load(DATA / "h200" / "vslash_2841.npz") as file:
-        assert np.array_equal(random_order.schedule.row_order[0], file["order/random"][0])
-        starts, sweep = file["start_position/lpt"][0], file["scramble"][0]
+    files = (DATA / "h200", DATA / "h200" / "runs-first.jsonl")
+    found = {r.label: r for runs in files for r in load_recordings(runs)}
+    random_order = found["vslash_2841 random"]
+    with np.load(DATA / "h200" / "recorded" / "vslash_2841.npz") as file:
+        assert np.array_equal(random_order.schedule.row_order[0], file["row_order/random"][0])
+        firsts, kv_order = file["first_block/nnz/shuffled+phased"][0], file["kv_order"][0]
     phased = found["vslash_2841 nnz/shuffled+phased"].schedule.head_lists(0)
-    place = np.argsort(sweep)
+    place = np.argsort(kv_order)
     for row in (0, 7, 2840):
-        walked = place[phased.indices[phased.indptr[row] : phased.indptr[row + 1]]]
-        kept = np.sort(walked)
-        first = kept[kept >= starts[row]]
-        assert walked[0] == (first[0] if first.size else kept[0])
+        walked = phased.indices[phased.indptr[row] : phased.indptr[row + 1]]
+        assert walked[0] == firsts[row]
+        wraps = np.flatnonzero(np.diff(place[walked]) < 0)
+        assert len(wraps) <= 1
+        assert place[walked[-1]] < place[walked[0]] or not wraps.size
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1 is not JSON"),
-        ("[1]", "line 1 is not a JSON object"),
-        ('{"kernel": "fa4"}', "line 1 has no 'mask'"),
-        ('{"kernel": "fa4", "mask": "q"}', "holds no mask named 'q'"),
+        ("{", "line 1: a result row is not JSON"),
+        ("[1]", "line 1: a result row is not of schema 'wavealign.run/1'"),
+        ('{"kernel": "fa4"}', "line 1: a result row is not of schema 'wavealign.run/1'"),
+        ('{"schema": "wavealign.run/1", "kernel": "fa4"}', "line 1: a result row lacks .*mask"),
+        (measured_result(mask="q").to_json(), "holds no mask named 'q'"),
+        (run_result().to_json(), "a run has source 'simulated'; expected 'measured'"),
     ],
 )
 def test_runs_that_are_none(tmp_path, text, message):
@@ -149,16 +147,10 @@ def test_command_line(tmp_path):
     lines = []
     for recording in runs:
         masks[recording.mask_name] = recording.mask
-        lines.append(
-            json.dumps(
-                {
-                    "kernel": "fa4", "mask": recording.mask_name, "visit": "ascending",
-                    "rows": "original" if recording.schedule.policy == "original" else "nnz",
-                    "counters_ms": recording.measured.time_ms,
-                    "l2_hit_frac": recording.measured.l2_hit_frac,
-                }
-            )
-        )  # fmt: skip
+        launch = recording.launch
+        if launch.policy != "original":
+            launch = dataclasses.replace(launch, policy="nnz", wave=132)
+        lines.append(Result(launch, recording.measured, Environment("")).to_json())
     for name, mask in masks.items():
         assert isinstance(mask, BlockMask)
         save_mask(tmp_path / f"{name}.npz", mask)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from wavealign.masks import BlockMask, load_mask
 from wavealign.order import build_schedule
+from wavealign.order._kernels import list_schedule
 from wavealign.sim import Setup, device_names, load_device, run_schedule, simulate
 from wavealign.sim._kernels import stream_lru
-from wavealign.sim._partition_kernels import list_schedule, stream_partitioned
+from wavealign.sim._partition_kernels import stream_partitioned
+from wavealign.sim.bounds import bounds
 from wavealign.sim.power import Work, clock_and_energy
-from wavealign.sim.traffic import FULL_TICKS, start_time, step_times
+from wavealign.sim.traffic import FULL_TICKS, launch_traffic, start_time, step_times
 
 INF = math.inf
 
@@ -123,19 +125,23 @@ def test_bounds_lie_where_they_must(model, policy):
 
 
 def test_compute_limit_is_the_list_schedule():
-    schedule = build_schedule(random_mask(shape=(2, 50, 40)), "nnz", 8)
-    steps, start = step_times(Setup.make("h200", wave=8)), np.uint64(58 << 16)
-    rows = [
-        (h * 50 + row, len(row_lists(schedule)[h][row]))
-        for h in range(2)
-        for row in schedule.row_order[h]
-    ]
-    free = [0] * 8
-    for _, length in rows:
-        w = min(range(8), key=lambda i: (free[i], i))
-        free[w] += 58 * 65536 + int(steps[w]) * length
-    ends = list_schedule(schedule.row_order, schedule.indptr, steps, start)
+    mask = random_mask(shape=(2, 50, 40))
+    setup, schedule = Setup.make("h200", wave=8), build_schedule(mask, "nnz", 8)
+    steps, start = step_times(setup).astype(np.int64), int(start_time(setup))
+    lists = row_lists(schedule)
+    lengths = [len(lists[h][row]) for h in range(2) for row in schedule.row_order[h]]
+    free, ends = [0] * 8, np.zeros(8, np.int64)
+    dealt = oracles.list_schedule(lengths, free, steps.tolist(), start)
+    starts, workers = list_schedule(np.array(lengths), ends, steps, start)
+    assert list(zip(starts.tolist(), workers.tolist(), strict=True)) == dealt
     assert ends.tolist() == free
+    cycles = max(free) / 2**16 / FULL_TICKS * setup.step_cycles(mask)
+    traffic = launch_traffic(mask, schedule, setup)
+    limit = bounds(mask, schedule, setup, traffic, math.inf)
+    flops, requested = setup.flops(mask, mask.nnz), traffic.requested_bytes
+    work = Work(cycles, flops, limit.compulsory_bytes, requested)
+    expected = clock_and_energy(setup.device.power, setup.device.clock_max_ghz, work, "single")
+    assert limit.limit_ms == expected.time_ms
 
 
 def test_everything_resident_runs_at_the_compute_limit():

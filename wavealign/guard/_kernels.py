@@ -1,25 +1,7 @@
-"""Numba kernels of the guard: a head's list schedule, and snapshots of what L2 would hold."""
+"""Numba kernel of the guard: snapshots of what L2 would hold."""
 
 import numpy as np
 from numba import njit
-
-
-@njit(nogil=True, cache=True)
-def row_starts(length, free, block_ticks, start_ticks):
-    """Tick at which each row is taken, int64 like `length` (by launch order).
-
-    `free` int64 (W,), the tick at which each worker is free, is updated. A row goes to the worker
-    that is free first, so starts never fall.
-    """
-    starts = np.empty(len(length), np.int64)
-    for slot in range(len(length)):
-        worker = 0
-        for w in range(1, len(free)):
-            if free[w] < free[worker]:
-                worker = w
-        starts[slot] = free[worker]
-        free[worker] += start_ticks + length[slot] * block_ticks
-    return starts
 
 
 @njit(nogil=True, cache=True)
@@ -27,9 +9,9 @@ def snapshots(kept, order, starts, backwards, times, window, capacities, block_t
     """Requests at these moments, and misses for each capacity: int64 (1 + len(capacities),).
 
     L2 holds the blocks read last, as many as its capacity. kept bool (M, N): rows over the places
-    of the sweep; order (M,): slot -> row; starts (M,) and backwards bool (M,) by slot. At each tick
-    in `times`, the last `window` rows that have started say how long ago each block was read and
-    which are read next; a block that several rows read next is fetched once.
+    of the K/V order; order (M,): slot -> row; starts (M,) and backwards bool (M,) by slot. At each
+    tick in `times`, the last `window` rows that have started say how long ago each block was read
+    and which are read next; a block that several rows read next is fetched once.
     """
     columns = kept.shape[1]
     never = np.int64(2**62)

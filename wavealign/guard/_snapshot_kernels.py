@@ -14,15 +14,15 @@ NEVER = 2**30
 
 @triton.jit
 def look(
-    mask, order, counts, sweeps, starts, times, age_out, wanted_out, running_out,
+    mask, order, counts, kv_orders, starts, times, age_out, wanted_out, running_out,
     M, N, wave, window, BLOCK_TICKS, START_TICKS,
     SAWTOOTH: tl.constexpr, LANES: tl.constexpr, NEVER: tl.constexpr,
 ):  # fmt: skip
     """How long ago each block of a head was read, and whether a row reads it next.
 
-    mask uint8 ``[H, M, N]``; order, counts int32 ``[H, M]``; sweeps int32 ``[H, N]``; starts int64
-    ``[H, M]`` by slot, never falling; times int64 ``[H, S]``; out: age int32 and wanted uint8
-    ``[H, S, N]`` by place in the sweep, running int32 ``[H, S]``.
+    mask uint8 ``[H, M, N]``; order, counts int32 ``[H, M]``; kv_orders int32 ``[H, N]``; starts
+    int64 ``[H, M]`` by slot, never falling; times int64 ``[H, S]``; out: age int32 and wanted uint8
+    ``[H, S, N]`` by place in the K/V order, running int32 ``[H, S]``.
     """
     moment = tl.program_id(0)
     head = tl.program_id(1)
@@ -38,7 +38,7 @@ def look(
         low = tl.where(later, low, middle + 1)
     places = tl.arange(0, LANES)
     inside = places < N
-    blocks = tl.load(sweeps + head * N + places, mask=inside, other=0)
+    blocks = tl.load(kv_orders + head * N + places, mask=inside, other=0)
     age = tl.full([LANES], NEVER, tl.int32)
     wanted = tl.zeros([LANES], tl.int32)
     running = tl.zeros([], tl.int32)
@@ -62,12 +62,12 @@ def look(
 
 
 def launch_snapshots(
-    mask, order, counts, sweeps, starts, wave, window, moments, capacity, block_ticks, start_ticks,
-    sawtooth,
+    mask, order, counts, kv_orders, starts, wave, window, moments, capacity, block_ticks,
+    start_ticks, sawtooth,
 ):  # fmt: skip
     """Requests and misses at evenly spaced moments of each head's launch: int64 ``[H, 2]``.
 
-    mask: bool ``[H, M, N]``; order, counts: int32 ``[H, M]``; sweeps: int32 ``[H, N]``; starts:
+    mask: bool ``[H, M, N]``; order, counts: int32 ``[H, M]``; kv_orders: int32 ``[H, N]``; starts:
     int64 ``[H, M]`` by slot.
     """
     H, M, N = mask.shape
@@ -81,7 +81,7 @@ def launch_snapshots(
     running = torch.empty(H, moments, dtype=torch.int32, device=mask.device)
     lanes = triton.next_power_of_2(N)
     look[(moments, H)](
-        mask.view(torch.uint8), order, counts, sweeps, starts, times, age, wanted, running,
+        mask.view(torch.uint8), order, counts, kv_orders, starts, times, age, wanted, running,
         M, N, wave, window, block_ticks, start_ticks,
         SAWTOOTH=sawtooth, LANES=lanes, NEVER=NEVER, num_warps=min(16, max(1, lanes // 512)),
     )  # fmt: skip

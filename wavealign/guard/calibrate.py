@@ -1,9 +1,10 @@
 """Fit the guard's constants to runs, simulated and measured.
 
-Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; the sweeps
-that ``resync`` costs so that choosing between it and ``nnz/shuffled+sawtooth`` loses least time,
-and among equals from hit ratios; what a miss adds from the ratios of times between policies of one
-mask. Planning times are measured elsewhere (benchmarks/production.py) and kept.
+Three of them, one after the other: the capacity of the snapshots' LRU from hit ratios; how often
+``resync`` reads its working set (``phased_sweeps``), so that choosing between it and
+``nnz/shuffled+sawtooth`` loses least time, and among equals from hit ratios; what a miss adds from
+the ratios of times between policies of one mask. Planning times are measured elsewhere
+(benchmarks/production.py) and kept.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from wavealign.guard.model import CANDIDATES, RESYNC, CostModel
 from wavealign.guard.statistics import HeadStatistics, mask_statistics_for
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
+from wavealign.runs.launch import Launch
 from wavealign.sim.recordings import Recording
 from wavealign.sim.simulate import run_schedule
 
+_SHORT = {"resync": RESYNC}  # an alias among the candidates
 CAPACITY_FRACS = tuple(round(0.5 + 0.05 * i, 2) for i in range(17))
 _STALLS = tuple(0.005 * i for i in range(61))
 
@@ -32,20 +35,23 @@ class GuardCase:
     """What a launch did.
 
     Attributes:
-        mask: what ran, all of it in one launch.
-        policy: one of `CANDIDATES`.
-        source: ``"measured"`` or ``"simulated"``.
+        launch: what ran; its policy is one of `CANDIDATES`.
+        mask: all of it ran in one launch.
         hit: L2 hit ratio; None where it isn't known.
         time_ms: kernel time.
         campaign: runs of one campaign may be compared with each other.
     """
 
+    launch: Launch
     mask: BlockMask
-    policy: str
-    source: str
     hit: float | None
     time_ms: float
     campaign: str = ""
+
+    @property
+    def source(self) -> str:
+        """``"measured"`` or ``"simulated"``."""
+        return self.launch.source
 
 
 @dataclass(frozen=True)
@@ -69,27 +75,19 @@ def simulated_cases(mask: BlockMask, model: CostModel, seed: int = 0) -> list[Gu
     for policy in CANDIDATES:
         schedule = build_schedule(mask, policy, model.setup.wave, seed)
         run = run_schedule(mask, schedule, model.setup, seed=seed)
-        assert run.time_ms is not None
-        found.append(GuardCase(mask, policy, "simulated", run.l2_hit_frac, run.time_ms))
+        found.append(GuardCase(run.launch, mask, run.l2_hit_frac, run.time_ms))
     return found
 
 
 def measured_cases(recordings: Sequence[Recording]) -> list[GuardCase]:
     """Those of the recorded runs that ran a candidate."""
-    names = {"resync": RESYNC, "original/ascending": "original"}
-    names |= {name: name for name in CANDIDATES}
-    return [
-        GuardCase(
-            r.mask,
-            names[r.schedule.policy],
-            "measured",
-            r.measured.l2_hit_frac,
-            r.measured.time_ms,
-            r.campaign,
-        )
-        for r in recordings
-        if r.schedule.policy in names
-    ]
+    found = []
+    for r in recordings:
+        launch = dataclasses.replace(r.launch, policy=_SHORT.get(r.launch.policy, r.launch.policy))
+        if launch.policy in CANDIDATES and r.measured.time_ms is not None:
+            hit, time_ms = r.measured.l2_hit_frac, r.measured.time_ms
+            found.append(GuardCase(launch, r.mask, hit, time_ms, r.campaign))
+    return found
 
 
 def fit_guard(
@@ -178,11 +176,10 @@ def _statistics(
 
 
 def _by_launch(cases: Sequence[GuardCase]) -> list[dict[str, GuardCase]]:
-    """Runs that can be compared: of one mask and campaign, `original` among them."""
-    groups: dict[tuple[str, str, str], dict[str, GuardCase]] = {}
+    """Runs that can be compared, by policy: launches of one campaign, `original` among them."""
+    groups: dict[tuple[Launch, str], dict[str, GuardCase]] = {}
     for case in cases:
-        key = (case.mask.digest, case.source, case.campaign)
-        groups.setdefault(key, {})[case.policy] = case
+        groups.setdefault((case.launch.baseline, case.campaign), {})[case.launch.policy] = case
     return [group for group in groups.values() if "original" in group]
 
 
@@ -194,12 +191,12 @@ def _hit_errors(
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     errors = []
     for case in cases:
-        if case.policy not in policies or case.hit is None:
+        if case.launch.policy not in policies or case.hit is None:
             continue
         heads = statistics[case.mask.digest, model.profile.capacity_frac]
         capacity = model.capacity_blocks(case.mask.block_kv)
         nnz = sum(head.nnz for head in heads)
-        hit = sum(head.nnz * model.hit(head, case.policy, capacity) for head in heads)
+        hit = sum(head.nnz * model.hit(head, case.launch.policy, capacity) for head in heads)
         errors.append(hit / nnz - case.hit if nnz else 0.0)
     return np.array(errors)
 

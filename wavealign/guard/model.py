@@ -140,9 +140,9 @@ class CostModel:
         elif policy == SAWTOOTH:
             hit = head.hit_sawtooth
         else:
-            sweeps = max(1.0, head.rows / self.setup.wave)
+            waves = max(1.0, head.rows / self.setup.wave)
             again = self.profile.phased_sweeps if compulsory > capacity else 0.0
-            hit = 1.0 - compulsory * (1.0 + again * (sweeps - 1.0)) / head.nnz
+            hit = 1.0 - compulsory * (1.0 + again * (waves - 1.0)) / head.nnz
         return min(max(hit, 0.0), 1.0 - compulsory / head.nnz)
 
     def _timings(

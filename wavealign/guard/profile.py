@@ -32,7 +32,7 @@ class GuardProfile:
         source: ``"measured"`` where runs of the card were among those fitted, ``"simulated"``
             where only the simulator spoke.
         capacity_frac: K/V bytes that a snapshot's LRU holds / the profile's effective L2.
-        phased_sweeps: how often a wave under ``resync`` reads its head's working set.
+        phased_sweeps: how often a wave under ``resync`` reads its head's working set from HBM.
         miss_stall_frac: cycles that a miss adds / cycles of a block.
         margin_frac: share of a launch's time that planning it must save.
         hysteresis_frac: share of a head's time that a change of policy must save.

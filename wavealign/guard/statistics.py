@@ -1,6 +1,6 @@
 """What the guard knows of a head: some sums over its mask, and a few snapshots of its launch.
 
-`wavealign.planning.statistics` takes the same figures on a GPU.
+`wavealign.guard.on_device` takes the same figures on a GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Arr
 from wavealign.masks.stats import mask_stats
 from wavealign.order import row_orders
 from wavealign.order.context import OrderContext
-from wavealign.order.schedule import slot_of_row
-from wavealign.order.visits import BLOCK_TICKS, START_TICKS, VisitOrder, sweep_order
+from wavealign.order.visits import BLOCK_TICKS, START_TICKS, VisitOrder, draw_kv_order
 
 SNAPSHOTS = 24
 """Moments of a head's launch, evenly spaced, at which L2's content is looked at."""
@@ -68,7 +67,7 @@ def mask_statistics(
         mask: the mask.
         wave: rows in flight, W.
         capacity_blocks: K/V blocks that L2 holds.
-        seed: of the shuffled sweeps.
+        seed: of the shuffled K/V orders.
     """
     return mask_statistics_for(mask, wave, [capacity_blocks], seed)[0]
 
@@ -116,11 +115,11 @@ def _list_schedule(
     heads: list[HeadMask], orders: list[Int32Array], wave: int
 ) -> tuple[list[Int64Array], float]:
     """When each head's rows start, by slot, in the stream of the launch; and its tail."""
-    from wavealign.guard._kernels import row_starts
+    from wavealign.order._kernels import list_schedule
 
-    free = np.zeros(wave, dtype=np.int64)
+    free, steps = np.zeros(wave, dtype=np.int64), np.full(wave, BLOCK_TICKS, dtype=np.int64)
     starts = [
-        row_starts(head.row_nnz[order], free, BLOCK_TICKS, START_TICKS)
+        list_schedule(head.row_nnz[order], free, steps, START_TICKS)[0]
         for head, order in zip(heads, orders, strict=True)
     ]
     mean = float(free.mean())
@@ -139,10 +138,10 @@ def _hits(
 
     kept = head.to_dense()
     if visits.shuffled:
-        kept = kept[:, sweep_order(head, visits, context)]
+        kept = kept[:, draw_kv_order(head, visits, context)]
     backwards = np.zeros(head.M, dtype=np.bool_)
     if visits.sawtooth:
-        backwards = slot_of_row(order)[order] // context.wave % 2 == 1
+        backwards = np.arange(head.M) // context.wave % 2 == 1
     begin = starts[0]
     last = (starts + START_TICKS + BLOCK_TICKS * head.row_nnz[order]).max()
     steps = 2 * np.arange(SNAPSHOTS, dtype=np.int64) + 1

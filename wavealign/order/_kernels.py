@@ -1,4 +1,4 @@
-"""Numba kernels of the orders: bit overlap, greedy packing, visiting lists, phases.
+"""Numba kernels of the orders: bit overlap, greedy packing, visiting lists, schedules, phases.
 
 Arrays only. `tests/oracles.py` holds the slow, readable twin of each.
 """
@@ -90,15 +90,15 @@ def pack_order(bits, nnz, wave):
 
 
 @njit(nogil=True, cache=True)
-def sweep_lists(indptr, indices, sweep, lists):
-    """Write each row's blocks to `lists` int32 (nnz,) in the order of `sweep` int32 (N,)."""
-    kept = np.zeros(len(sweep), np.bool_)
+def lists_in_kv_order(indptr, indices, kv_order, lists):
+    """Write each row's blocks to `lists` int32 (nnz,) in the order of `kv_order` int32 (N,)."""
+    kept = np.zeros(len(kv_order), np.bool_)
     for row in range(len(indptr) - 1):
         for p in range(indptr[row], indptr[row + 1]):
             kept[indices[p]] = True
         out = indptr[row]
-        for position in range(len(sweep)):
-            block = sweep[position]
+        for place in range(len(kv_order)):
+            block = kv_order[place]
             if kept[block]:
                 lists[out] = block
                 out += 1
@@ -117,46 +117,78 @@ def reverse_rows(indptr, lists, rows):
 
 
 @njit(nogil=True, cache=True)
-def phase_rows(order, indptr, lists, position, free, block_ticks, start_ticks):
-    """Rotate, in place, each row's list to start where the rows in flight are in their sweep.
+def list_schedule(length, free, block_ticks, start_ticks):
+    """Deal rows to workers, without a barrier: the next row goes to who is free first.
 
-    A list schedule of the head is played: `free` int64 (W,) holds the tick at which each worker
-    becomes free, updated for the next head. position int32 (N,): block -> place in the sweep.
-    A starting row takes the circular mean of the places of the head's rows in flight and begins
-    with its first block at or after it.
+    Args:
+        length: int64 (rows,), blocks of each row in launch order.
+        free: int64 (W,), tick at which each worker is free; updated, so that the next head's rows
+            can follow.
+        block_ticks: int64 (W,), what a block takes each worker.
+        start_ticks: what a row takes to start.
+
+    Returns:
+        starts int64 (rows,), the tick at which each row is taken, which never falls; worker int32
+        (rows,), who takes it, of several that are free the first.
+    """
+    starts = np.empty(len(length), np.int64)
+    worker = np.empty(len(length), np.int32)
+    for slot in range(len(length)):
+        now = free[0]
+        for w in range(1, len(free)):
+            now = min(now, free[w])
+        first = 0
+        while free[first] > now:
+            first += 1
+        starts[slot] = now
+        worker[slot] = first
+        free[first] = now + start_ticks + block_ticks[first] * length[slot]
+    return starts, worker
+
+
+@njit(nogil=True, cache=True)
+def phase_rows(order, indptr, lists, position, free, block_ticks, start_ticks):
+    """Rotate, in place, each row's list to start where the rows in flight are in their pass.
+
+    position int32 (N,): block -> place in the K/V order. Who is in flight when a row starts is
+    known from the head's `list_schedule`, in which every worker takes `block_ticks` for a block;
+    `free` as there. The row takes the circular mean of the places of the head's rows in flight and
+    begins with its first block at or after it.
     """
     workers, columns = len(free), len(position)
+    length = indptr[1:][order] - indptr[:-1][order]
+    steps = np.full(workers, block_ticks, np.int64)
+    starts, worker = list_schedule(length, free, steps, start_ticks)
     begin = np.zeros(workers, np.int64)
+    end = np.zeros(workers, np.int64)
     running = np.full(workers, -1, np.int64)
     rotated = np.empty(columns, np.int32)
+    angle = 2.0 * math.pi * np.arange(columns) / columns
+    cosine, sine = np.cos(angle), np.sin(angle)
     for slot in range(len(order)):
-        worker = 0
-        for w in range(1, workers):
-            if free[w] < free[worker]:
-                worker = w
-        now = free[worker]
+        now = starts[slot]
         x, y = 0.0, 0.0
         for w in range(workers):
             row = running[w]
-            if row < 0 or free[w] <= now:
+            if row < 0 or end[w] <= now:
                 continue
             done = max(np.int64(0), now - begin[w]) // block_ticks
             place = position[lists[min(indptr[row] + done, indptr[row + 1] - 1)]]
-            angle = 2.0 * math.pi * place / columns
-            x += math.cos(angle)
-            y += math.sin(angle)
+            x += cosine[place]
+            y += sine[place]
         row = order[slot]
-        first, length = indptr[row], indptr[row + 1] - indptr[row]
-        if length > 0 and x * x + y * y > 1e-18:
+        first, count = indptr[row], length[slot]
+        if count > 0 and x * x + y * y > 1e-18:
             target = (math.atan2(y, x) / (2.0 * math.pi) * columns) % columns
             skip = 0
             # Blocks count as reached up to half a place behind, where the mean is rounded.
-            while skip < length and position[lists[first + skip]] < target - REACH_PLACES:
+            while skip < count and position[lists[first + skip]] < target - REACH_PLACES:
                 skip += 1
-            if 0 < skip < length:
-                for k in range(length):
-                    rotated[k] = lists[first + (k + skip) % length]
-                lists[first : first + length] = rotated[:length]
-        begin[worker] = now + start_ticks
-        free[worker] = begin[worker] + length * block_ticks
-        running[worker] = row if length > 0 else -1
+            if 0 < skip < count:
+                for k in range(count):
+                    rotated[k] = lists[first + (k + skip) % count]
+                lists[first : first + count] = rotated[:count]
+        taker = worker[slot]
+        begin[taker] = now + start_ticks
+        end[taker] = begin[taker] + count * block_ticks
+        running[taker] = row if count > 0 else -1

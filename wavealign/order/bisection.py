@@ -40,7 +40,7 @@ def profile_bisect(head: HeadMask, context: OrderContext, bins: int = 16) -> Int
     """As `pd_bisect`, on each row's cumulative profile.
 
     The profile of a row says how many of its blocks lie in the first 1, 2, ... of `bins` equal
-    parts of the K/V axis: where the row is in an ascending sweep, against the blocks it has read.
+    parts of the K/V axis: where the row is in an ascending pass, against the blocks it has read.
     Its last entry is NNZ.
     """
     return _bisect(cumulative_profile(head, bins), head, context.wave)

@@ -33,7 +33,7 @@ from wavealign.order.registry import (
     visit_parameters,
 )
 from wavealign.order.schedule import Schedule
-from wavealign.order.visits import VisitOrder, phase_lists, sweep_lists, turn_lists
+from wavealign.order.visits import VisitOrder, fill_lists, phase_lists, turn_lists
 
 __all__ = [
     "DEFAULT_POLICIES",
@@ -189,8 +189,8 @@ def _visit_names(text: str, policy: str = "") -> list[str]:
         if part not in VISITS:
             raise unknown_name(f"visit order in policy '{policy}':", part, VISITS)
     for a, b, why in (
-        ("ascending", "shuffled", "a sweep has one order"),
-        ("sawtooth", "phased", "a row that joins the sweep of the others can't walk against it"),
+        ("ascending", "shuffled", "a head has one K/V order"),
+        ("sawtooth", "phased", "a row that joins the pass of the others can't walk against it"),
     ):
         if a in parts and b in parts:
             raise InputError(f"policy '{policy}': {a} and {b} exclude each other: {why}.")
@@ -238,7 +238,7 @@ def visiting_lists(
     jobs: int = 1,
     *,
     first_head: int = 0,
-    swept: Int32Array | None = None,
+    unturned: Int32Array | None = None,
 ) -> Int32Array:
     """Every row's K/V blocks in visiting order, for rows that run in this order.
 
@@ -248,26 +248,26 @@ def visiting_lists(
         visits: how rows walk their lists.
         wave, seed, jobs: as for `build_schedule`.
         first_head: position of the mask's first head in the launch that the seed is for.
-        swept: the same lists of any other row order of this mask, made with neither `sawtooth`
+        unturned: the same lists of any other row order of this mask, made with neither `sawtooth`
             nor `phased`: saves making them again.
 
     Returns:
-        int32 ``(nnz,)``, rows as in ``mask.indptr``; the mask's own array, or `swept`, where
+        int32 ``(nnz,)``, rows as in ``mask.indptr``; the mask's own array, or `unturned`, where
         nothing else moves.
     """
-    if swept is None and not visits.shuffled:
-        swept = mask.indices
+    if unturned is None and not visits.shuffled:
+        unturned = mask.indices
     depends_on_rows = visits.sawtooth or visits.phased
-    if swept is not None and not depends_on_rows:
-        return swept  # no copy of what may be half a gigabyte
-    lists = np.empty_like(mask.indices) if swept is None else swept.copy()
+    if unturned is not None and not depends_on_rows:
+        return unturned  # no copy of what may be half a gigabyte
+    lists = np.empty_like(mask.indices) if unturned is None else unturned.copy()
 
     def one_head(h: int) -> None:
         head, first = mask.head(h), mask.indptr[h * mask.M]
         part = lists[first : first + len(head.indices)]
         context = OrderContext(wave, seed, first_head + h)
-        if swept is None:
-            sweep_lists(part, head, visits, context)
+        if unturned is None:
+            fill_lists(part, head, visits, context)
         turn_lists(part, head, row_order[h], visits, context)
 
     _each_head(one_head, mask.H, jobs)

@@ -292,7 +292,7 @@ SUFFIX = Entry(
 
 ALIASES = {
     "nnz-wave": ("original+nnz", "stage 2 of the paper alone"),
-    "lockstep": ("nnz/shuffled+phased", "rows in flight at the same place of one sweep"),
+    "lockstep": ("nnz/shuffled+phased", "rows in flight at the same place of their pass"),
     "resync": ("nnz-dealt/shuffled+phased", "lockstep that SMs of unequal speed can't undo"),
 }
 

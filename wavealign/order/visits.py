@@ -21,9 +21,9 @@ class VisitOrder:
     """How rows walk their lists.
 
     Attributes:
-        shuffled: sweep the K/V blocks in one random permutation per head, not ascending.
+        shuffled: the K/V order is one random permutation per head, not ascending.
         sawtooth: rows in odd waves (of slots) walk backwards.
-        phased: a row starts where the rows in flight are in their sweep, and wraps around.
+        phased: a row starts where the rows in flight are in their pass, and wraps around.
         seed: of the random permutation; None for the launch's.
         wave: rows in flight that `sawtooth` and `phased` reckon with; None for the launch's.
     """
@@ -35,8 +35,8 @@ class VisitOrder:
     wave: int | None = None
 
 
-def sweep_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> Int32Array:
-    """The sweep that all rows of a head share: position → K/V block, int32 ``(N,)``."""
+def draw_kv_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> Int32Array:
+    """The order in which all rows of a head pass over K/V: place → block, int32 ``(N,)``."""
     if visits.shuffled:
         return (
             context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
@@ -44,15 +44,15 @@ def sweep_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> In
     return np.arange(head.N, dtype=np.int32)
 
 
-def sweep_lists(
+def fill_lists(
     lists: Int32Array, head: HeadMask, visits: VisitOrder, context: OrderContext
 ) -> None:
-    """Write one head's lists, int32 ``(nnz,)``, in the order of its sweep."""
-    from wavealign.order import _kernels
+    """Write one head's lists, int32 ``(nnz,)``, in its K/V order."""
+    from wavealign.order._kernels import lists_in_kv_order
 
     if visits.shuffled:
-        sweep = sweep_order(head, visits, context)
-        _kernels.sweep_lists(head.indptr, head.indices, sweep, lists)
+        kv_order = draw_kv_order(head, visits, context)
+        lists_in_kv_order(head.indptr, head.indices, kv_order, lists)
     else:
         lists[:] = head.indices
 
@@ -91,13 +91,13 @@ def phase_lists(
     free = np.zeros(wave if visits.wave is None else visits.wave, dtype=np.int64)
     for h in range(mask.H):
         head = mask.head(h)
-        sweep = sweep_order(head, visits, OrderContext(wave, seed, first_head + h))
+        kv_order = draw_kv_order(head, visits, OrderContext(wave, seed, first_head + h))
         begin = mask.indptr[h * mask.M]
         phase_rows(
             row_order[h],
             head.indptr,
             lists[begin : begin + len(head.indices)],
-            slot_of_row(sweep),
+            slot_of_row(kv_order),
             free,
             BLOCK_TICKS,
             START_TICKS,

@@ -12,7 +12,7 @@ from wavealign.errors import InputError
 from wavealign.masks.block_mask import HeadMask
 from wavealign.order.context import Draw, OrderContext
 from wavealign.order.schedule import Schedule
-from wavealign.order.visits import VisitOrder, sweep_order
+from wavealign.order.visits import VisitOrder, draw_kv_order
 from wavealign.planning import row_orders
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.masks import dense_mask
@@ -213,7 +213,7 @@ class Planner:
             _, M, N = self.shape
             empty = HeadMask(np.zeros(M + 1, np.int64), np.zeros(0, np.int32), M, N)
             drawn = [
-                sweep_order(empty, v, OrderContext(self.wave, self.seed, h))
+                draw_kv_order(empty, v, OrderContext(self.wave, self.seed, h))
                 for h, v in enumerate(visits)
             ]
             self._sweeps[key] = torch.from_numpy(np.stack(drawn)).to(self.device)

@@ -235,19 +235,3 @@ def stream_partitioned(
         crossing_hits,
     )
     return reads, last_block_reads, lookups, end_ticks, end_times, stretched
-
-
-@njit(nogil=True, cache=True)
-def list_schedule(row_order, indptr, step_times, start_time):
-    """When each worker ends if every block lasts its step: uint64 (W,), fixed-point ticks."""
-    heads, rows = row_order.shape
-    free = np.zeros(len(step_times), np.uint64)
-    for slot in range(heads * rows):
-        head = slot // rows
-        row = head * rows + row_order[head, slot - head * rows]
-        worker = 0
-        for w in range(1, len(free)):
-            if free[w] < free[worker]:
-                worker = w
-        free[worker] += start_time + step_times[worker] * np.uint64(indptr[row + 1] - indptr[row])
-    return free

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
 from wavealign.sim.power import Work, clock_and_energy
@@ -63,22 +65,26 @@ def _time_ms(setup: Setup, work: Work) -> float:
 
 
 def _limit_cycles(mask: BlockMask, schedule: Schedule, setup: Setup) -> float:
-    from wavealign.sim._partition_kernels import FRACTION_BITS, list_schedule
+    from wavealign.order._kernels import list_schedule
+    from wavealign.sim._partition_kernels import FRACTION_BITS
 
-    ends = list_schedule(schedule.row_order, schedule.indptr, step_times(setup), start_time(setup))
-    ticks = int(ends.max()) / (1 << FRACTION_BITS)
+    row_nnz = np.diff(schedule.indptr).reshape(schedule.row_order.shape)
+    length = np.take_along_axis(row_nnz, schedule.row_order, axis=1).ravel()
+    free = np.zeros(setup.wave, dtype=np.int64)
+    list_schedule(length, free, step_times(setup).astype(np.int64), int(start_time(setup)))
+    ticks = int(free.max()) / (1 << FRACTION_BITS)
     return ticks * setup.step_cycles(mask) / FULL_TICKS
 
 
 def _dense(mask: BlockMask, setup: Setup) -> Work:
     waves = math.ceil(mask.H * mask.M / setup.wave)
     blocks = mask.H * mask.M * mask.N
-    sweeps = mask.H if setup.capacity_blocks(mask) >= mask.N else waves
+    passes = mask.H if setup.capacity_blocks(mask) >= mask.N else waves
     head_bytes = setup.kv_bytes(mask.tokens_kv)
     steps = waves * (mask.N + setup.kernel.row_start_blocks)
     return Work(
         steps * setup.step_cycles(mask),
         setup.flops(mask, blocks),
-        float(sweeps * head_bytes),
+        float(passes * head_bytes),
         float(mask.H * mask.M * head_bytes),
     )

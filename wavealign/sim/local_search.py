@@ -264,7 +264,7 @@ class _Window:
     def __init__(self, search: _Search, mask: BlockMask, first_head: int) -> None:
         self.search, self.mask, self.first_head = search, mask, first_head
         plain = VisitOrder(shuffled=search.visits.shuffled, seed=search.visits.seed)
-        self._swept = visiting_lists(
+        self._unturned = visiting_lists(
             mask, np.empty((mask.H, 0), np.int32), plain, search.setup.wave, search.seed,
             search.jobs, first_head=first_head,
         )  # fmt: skip
@@ -273,7 +273,7 @@ class _Window:
         search = self.search
         return visiting_lists(
             self.mask, row_order, search.visits, search.setup.wave, search.seed,
-            first_head=self.first_head, swept=self._swept,
+            first_head=self.first_head, unturned=self._unturned,
         )  # fmt: skip
 
     def value(self, row_order: Int32Array) -> float:
