@@ -34,15 +34,15 @@ for turn in range(ROUNDS):
     dense = rng.random((H, M, N)) < rng.random((H, M, 1)) * 1.5 - 0.2
     mask = torch.from_numpy(dense)
     counts = mask.sum(-1, dtype=torch.int32)
-    sweeps, order = permutations(H, N), permutations(H, M)
+    kv_orders, order = permutations(H, N), permutations(H, M)
     slots = torch.argsort(order, dim=-1)
 
     expected, made = (
         torch.zeros(H, M, N, dtype=torch.int32),
         torch.zeros(H, M, N, dtype=torch.int32),
     )
-    write_places(mask, counts, sweeps, expected)
-    lists.launch_places(mask, counts, sweeps, made)
+    write_places(mask, counts, kv_orders, expected)
+    lists.launch_places(mask, counts, kv_orders, made)
     assert held(made, counts) == held(expected, counts)
     places = expected
 
@@ -57,7 +57,7 @@ for turn in range(ROUNDS):
         "backwards" if turn % 3 else "forwards",
         bool(turn % 4 // 2),
     )
-    walk = Walk(sweeps, torch.from_numpy(rng.random((H, M)) < 0.5), skips)
+    walk = Walk(kv_orders, torch.from_numpy(rng.random((H, M)) < 0.5), skips)
     by_slot = counts.gather(-1, order.long()) if layout.rows == "gathered" else counts
     expected, made = (
         torch.zeros(H, M, N, dtype=torch.int32),
@@ -67,7 +67,7 @@ for turn in range(ROUNDS):
     lists.launch_lists(mask, counts, walk, slots, layout, made)
     assert held(made, by_slot) == held(expected, by_slot), turn
     if turn % 3 == 2:
-        shuffled = Planner((H, M, N), "cpu", wave=wave).sweeps("nnz/shuffled")
+        shuffled = Planner((H, M, N), "cpu", wave=wave).kv_orders("nnz/shuffled")
         host = BlockMask.from_dense(dense)
         on_device.SNAPSHOTS = statistics.SNAPSHOTS = 3
         for capacity in (3,):

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from attention_cases import BLOCK, blocks, dense_attention, inputs
 from helpers import random_mask
 
 import wavealign
@@ -13,38 +14,10 @@ from wavealign.masks import BlockMask
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
-from wavealign.attention import plans  # noqa: E402
+from wavealign.attention import terms  # noqa: E402
 from wavealign.attention.dense import attend_dense  # noqa: E402
 
-BLOCK = (16, 8)
 CPU = {"backend": "reference", "device_profile": "h200", "block": BLOCK}
-
-
-def inputs(B=2, H=4, tokens=(75, 61), D=16, kv_heads=None, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(heads, length):
-        return torch.randn(B, heads, length, D, generator=generator).to(dtype)
-
-    return draw(H, tokens[0]), *(draw(kv_heads or H, tokens[1]) for _ in range(2))
-
-
-def blocks(H=4, B=None, tokens=(75, 61), seed=0, density=0.5):
-    shape = (-(-tokens[0] // BLOCK[0]), -(-tokens[1] // BLOCK[1]))
-    rng = np.random.default_rng(seed)
-    kept = rng.random((*(() if B is None else (B,)), H, *shape)) < density
-    kept[..., 0, 1, :] = False
-    return torch.from_numpy(kept)
-
-
-def dense_attention(q, k, v, mask):
-    """Softmax over the kept tokens of [B, H, S, D]; 0 and -inf where there are none."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-    kept = mask.repeat_interleave(BLOCK[0], -2).repeat_interleave(BLOCK[1], -1)
-    kept = kept[..., : q.shape[2], : k.shape[2]]
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~kept, -torch.inf)
-    return torch.nan_to_num(scores.softmax(-1), 0.0) @ v, scores.logsumexp(-1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -163,11 +136,11 @@ def test_a_site_decides_again_after_some_calls():
 def test_a_profile_of_another_gpu_warns_once(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(plans, "_warned", set())
+    monkeypatch.setattr(terms, "_warned", set())
     with pytest.warns(UserWarning, match="profile 'a40' on a NVIDIA H100 80GB HBM3"):
-        assert plans.profile_name("a40") == "a40"
-    assert plans.profile_name("a40") == "a40"  # a second warning would be an error
-    assert plans.profile_name(None) == "h100"
+        assert terms.profile_name("a40") == "a40"
+    assert terms.profile_name("a40") == "a40"  # a second warning would be an error
+    assert terms.profile_name(None) == "h100"
 
 
 def test_old_shapes_are_forgotten():

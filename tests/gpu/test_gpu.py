@@ -58,68 +58,69 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_backends_compute_block_sparse_attention(name, case, shape):
-    from wavealign.gpu.capabilities import Problem
     from wavealign.gpu.correctness import check_launch, check_poke
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
     from wavealign.gpu.reference import reference_attention
+    from wavealign.gpu.sizes import Sizes
 
     backend = usable(name)
     mask = sparse_mask(**CASES[case], **({"H": 4} if shape == "gqa" else {}))
-    problem = dataclasses.replace(
-        Problem(mask),
+    sizes = Sizes.of(
+        mask,
         **{"batch": {"batch": 2}, "gqa": {"kv_heads": 2}, "fp16": {"dtype": "fp16"},
            "d64": {"head_dim": 64}}.get(shape, {}),
     )  # fmt: skip
     import torch
 
-    if reason := backend.capabilities.refusal(problem, torch.cuda.get_device_capability()):
+    if reason := backend.capabilities.refusal(sizes, torch.cuda.get_device_capability()):
         pytest.skip(f"{name} {reason}")
-    inputs = Inputs.random(problem, "cuda", seed=1)
-    reference = reference_attention(problem, inputs)
+    inputs = Inputs.random(sizes, "cuda", seed=1)
+    reference = reference_attention(mask, inputs)
     for policy in POLICIES if shape == "mha" else ("svd+nnz",):
         schedule = build_schedule(mask, policy, wave=4)
-        launch = Launch(backend, problem, schedule, inputs)
-        check_launch(launch, problem, reference, f"{name} {case} {policy}")
-        check_poke(launch, backend, problem, schedule, inputs, f"{name} {case} {policy}")
+        launch = Execution.of(backend, sizes, schedule, inputs)
+        check_launch(launch, reference, f"{name} {case} {policy}")
+        check_poke(launch, mask, f"{name} {case} {policy}")
 
 
 @pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
 def test_flex_compiles_more_shapes_than_torch_does_by_default():
-    from wavealign.gpu.capabilities import Problem
     from wavealign.gpu.correctness import check_launch
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
     from wavealign.gpu.reference import reference_attention
+    from wavealign.gpu.sizes import Sizes
 
     backend = usable("flex")
     for N in range(3, 14):  # torch: eight
         mask = sparse_mask(H=1, M=2, N=N)
-        problem = Problem(mask)
-        inputs = Inputs.random(problem, "cuda")
-        launch = Launch(backend, problem, build_schedule(mask, "original", wave=4), inputs)
-        check_launch(launch, problem, reference_attention(problem, inputs), f"{N} blocks")
+        sizes = Sizes.of(mask)
+        inputs = Inputs.random(sizes, "cuda")
+        schedule = build_schedule(mask, "original", wave=4)
+        launch = Execution.of(backend, sizes, schedule, inputs)
+        check_launch(launch, reference_attention(mask, inputs), f"{N} blocks")
 
 
 def test_the_checks_notice_a_wrong_kernel():
     """Lists with a block exchanged for another are caught by the reference and by the poke."""
     import torch
 
-    from wavealign.gpu.capabilities import Problem
     from wavealign.gpu.correctness import WrongResultError, check_launch
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
     from wavealign.gpu.reference import reference_attention
+    from wavealign.gpu.sizes import Sizes
 
     backend = usable("triton")
     mask = sparse_mask(H=1, M=3, N=6, density=0.4)
-    problem = Problem(mask)
-    inputs = Inputs.random(problem, "cuda")
-    reference = reference_attention(problem, inputs)
+    sizes = Sizes.of(mask)
+    inputs = Inputs.random(sizes, "cuda")
+    reference = reference_attention(mask, inputs)
     right = build_schedule(mask, "original", wave=4)
     wrong = dataclasses.replace(right, indices=(right.indices + 1) % mask.N)
     with pytest.raises(WrongResultError, match="relative error"):
-        check_launch(Launch(backend, problem, wrong, inputs), problem, reference, "shifted")
+        check_launch(Execution.of(backend, sizes, wrong, inputs), reference, "shifted")
     assert torch.isfinite(reference[0]).all()
 
 
@@ -143,13 +144,13 @@ def test_moves_on_the_gpu_equal_moves_on_the_cpu():
 
 
 def test_a_trace_shows_rows_starting_in_launch_order():
-    from wavealign.gpu.capabilities import Problem
+    from wavealign.gpu.sizes import Sizes
     from wavealign.gpu.trace import record_trace
 
     backend = usable("triton")
     mask = sparse_mask(H=2, M=300, N=64, density=0.3)
     schedule = build_schedule(mask, "svd+nnz", wave=132)
-    trace = record_trace(backend, Problem(mask), schedule)
+    trace = record_trace(backend, Sizes.of(mask), schedule)
     assert trace.shape == (600, 4)
     assert (trace[:, 1] > trace[:, 0]).all()
     assert np.array_equal(trace[:, 3], schedule.row_order.ravel())

@@ -8,10 +8,15 @@ from helpers import dense_attention, dense_masks, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavealign.gpu.capabilities import Capabilities, Problem
-from wavealign.gpu.lists import as_executed, kernel_lists, resident
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.sizes import Sizes
 from wavealign.masks import BlockMask
 from wavealign.order import build_schedule
+
+pytest.importorskip("torch")
+
+from wavealign.gpu.execution import resident
+from wavealign.planning import DeviceSchedule, ListLayout
 
 BLOCK_Q, BLOCK_KV, HEAD_DIM = 4, 3, 8
 POLICIES = ("original", "nnz-wave", "nnz/shuffled+sawtooth", "lockstep")
@@ -21,26 +26,24 @@ ANY = Capabilities(
     dtypes=("bf16",),
     head_dims=(HEAD_DIM,),
     compute_capability=((9, 0), (9, 0)),
-    walks="forwards",
-    rows="table",
 )
 
 
-def kernel(q, k, v, mask, lists, capabilities):
+def kernel(q, k, v, mask, lists, ragged_kv_first):
     """What a block-sparse kernel does with the lists it is given, online softmax and all."""
-    H, M = lists.counts.shape
+    (H, M), counts, table = lists.counts.shape, lists.counts.numpy(), lists.table.numpy()
     out = np.full(q.shape, np.nan)
     for h in range(H):
         for launched in range(M):
-            place = launched if lists.table is None else lists.table[h, launched]
-            row = lists.padded()[h, place, : lists.counts[h, place]]
-            walk = row if capabilities.walks == "forwards" else row[::-1]
+            place = launched if lists.layout.rows == "gathered" else table[h, launched]
+            row = lists.indices.numpy()[h, place, : counts[h, place]]
+            walk = row if lists.layout.walks == "forwards" else row[::-1]
             rows = slice(place * mask.block_q, (place + 1) * mask.block_q)
             acc, total, highest = 0.0, 0.0, -np.inf
             for visit, block in enumerate(walk):
                 keys = slice(block * mask.block_kv, (block + 1) * mask.block_kv)
                 scores = q[rows, h] @ k[keys, h].T
-                if visit == 0 or not capabilities.ragged_kv_first:
+                if visit == 0 or not ragged_kv_first:
                     scores[
                         :, np.arange(block * mask.block_kv, keys.stop) >= mask.tokens_kv
                     ] = -np.inf
@@ -74,21 +77,22 @@ def test_every_convention_computes_the_attention_of_the_mask(
     H, M, N = dense.shape
     tokens = (M * BLOCK_Q - short_q, N * BLOCK_KV - short_kv)
     mask = BlockMask.from_dense(dense, (BLOCK_Q, BLOCK_KV), tokens)
-    capabilities = dataclasses.replace(ANY, walks=walks, rows=rows, ragged_kv_first=ragged_kv_first)
+    capabilities = dataclasses.replace(ANY, layout=ListLayout(rows, walks, ragged_kv_first))
+    layout = capabilities.layout_for(Sizes.of(mask))
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(n, H, HEAD_DIM)) for n in (tokens[0], tokens[1], tokens[1]))
-    schedule = as_executed(build_schedule(mask, policy, wave=3), mask, capabilities)
-    schedule.check(mask)
+    schedule = build_schedule(mask, policy, wave=3)
+    layout.executed(schedule).check(mask)
     order = schedule.row_order
     launched = padded(q, M, BLOCK_Q)
     natural = launched.reshape(M, BLOCK_Q, H, HEAD_DIM)
     if rows == "gathered":
         gathered = np.stack([natural[order[h], :, h] for h in range(H)], axis=2)
         launched = gathered.reshape(M * BLOCK_Q, H, HEAD_DIM)
-    lists = kernel_lists(schedule, capabilities)
-    assert (lists.table is None) == (rows == "gathered")
+    lists = DeviceSchedule.of(schedule, layout)
+    assert lists.table.tolist() == order.tolist()
     keys, values = padded(k, N, BLOCK_KV), padded(v, N, BLOCK_KV)
-    out = kernel(launched, keys, values, mask, lists, capabilities)
+    out = kernel(launched, keys, values, mask, lists, ragged_kv_first)
     if rows == "gathered":
         back = np.empty_like(natural)
         for h in range(H):
@@ -119,7 +123,7 @@ def test_the_compute_limit_keeps_rows_and_lengths_in_few_blocks():
 
 
 @pytest.mark.parametrize(
-    ("change", "problem", "capability", "reason"),
+    ("change", "sizes", "capability", "reason"),
     [
         ({}, {}, (9, 0), None),
         ({}, {}, (10, 0), "runs on compute capability 9.0 to 9.0, this GPU has 10.0"),
@@ -130,13 +134,17 @@ def test_the_compute_limit_keeps_rows_and_lengths_in_few_blocks():
         ({"batch": False}, {"batch": 2}, (9, 0), "takes one sequence at a time, not 2"),
         ({"gqa": False}, {"kv_heads": 1}, (9, 0), "takes as many K/V heads as query heads"),
         ({"ragged_q": False}, {}, (9, 0), "query tokens that is a multiple of 4, not 9"),
-        ({"empty_rows": False}, {}, (9, 0), "leaves rows without a K/V block unwritten"),
+        ({}, {}, None, "runs on compute capability 9.0 to 9.0, there is no GPU"),
+        ({"compute_capability": None, "blocks": None}, {"block_q": 5}, None, None),
+        ({"dtypes": None, "head_dims": None}, {"dtype": "fp32", "head_dim": 3}, (9, 0), None),
+        # Sequences with masks of their own come one at a time.
+        ({"batch": False}, {"batch": 2, "masks": 2}, (9, 0), None),
     ],
 )
-def test_a_backend_says_why_it_refuses(change, problem, capability, reason):
+def test_a_backend_says_why_it_refuses(change, sizes, capability, reason):
     kept = np.ones((2, 3, 2), dtype=bool)
     kept[1, 0] = False
     mask = BlockMask.from_dense(kept, (BLOCK_Q, BLOCK_KV), (9, 6))
-    problem = dataclasses.replace(Problem(mask, head_dim=HEAD_DIM), **problem)
-    found = dataclasses.replace(ANY, **change).refusal(problem, capability)
+    sizes = dataclasses.replace(Sizes.of(mask, head_dim=HEAD_DIM), **sizes)
+    found = dataclasses.replace(ANY, **change).refusal(sizes, capability)
     assert found is None if reason is None else reason in found

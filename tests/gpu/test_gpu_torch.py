@@ -9,19 +9,22 @@ from helpers import dense_attention, random_mask
 
 from wavealign.cli import main
 from wavealign.errors import InputError, MissingCapabilityError
-from wavealign.gpu.capabilities import Capabilities, Problem
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.sizes import Sizes
 from wavealign.masks import BlockMask, save_mask
 from wavealign.order import build_schedule
+from wavealign.planning import ListLayout
 
 torch = pytest.importorskip("torch")
 
 
-def ragged_problem(**changes):
+def ragged_launch(**changes):
+    """A mask with short last blocks, an empty row, and the sizes of its launch."""
     rng = np.random.default_rng(3)
     kept = rng.random((4, 6, 5)) < 0.5
     kept[1, 2] = False
     mask = BlockMask.from_dense(kept, (8, 16), (45, 71))
-    return dataclasses.replace(Problem(mask, head_dim=16), **changes)
+    return mask, dataclasses.replace(Sizes.of(mask, head_dim=16), **changes)
 
 
 def slow_backend(rows="gathered", walks="backwards", *, fault=None):
@@ -38,45 +41,37 @@ def slow_backend(rows="gathered", walks="backwards", *, fault=None):
             dtypes=("bf16",),
             head_dims=(16,),
             compute_capability=((0, 0), (99, 0)),
-            walks=walks,
-            rows=rows,
-            ragged_kv_first=True,
+            layout=ListLayout(rows, walks, ragged_kv_first=True),
         )
 
-        def bind(self, problem, lists, inputs):
+        def bind(self, sizes, lists, inputs):
             q, k, v = inputs.q, inputs.k, inputs.v
             out = torch.empty_like(q)
             lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
-            return BoundKernel(lambda: run(problem, lists, q, k, v, out, lse), (out, lse))
+            return BoundKernel(lambda: run(sizes, lists, q, k, v, out, lse), (out, lse))
 
-        def bind_dense(self, problem, inputs):
-            raise NotImplementedError
-
-    def run(problem, lists, q, k, v, out, lse):
-        mask, padded = problem.mask, lists.padded()
-        for h in range(mask.H):
-            for i in range(mask.M):
-                place = i if lists.table is None else int(lists.table[h, i])
-                rows_ = slice(place * mask.block_q, min((place + 1) * mask.block_q, q.shape[1]))
-                blocks = padded[h, place, : lists.counts[h, place]].tolist()
+    def run(sizes, lists, q, k, v, out, lse):
+        for h in range(sizes.H):
+            for i in range(sizes.M):
+                place = i if lists.layout.rows == "gathered" else int(lists.table[h, i])
+                rows_ = slice(place * sizes.block_q, min((place + 1) * sizes.block_q, q.shape[1]))
+                blocks = lists.indices[h, place, : lists.counts[h, place]].tolist()
                 if fault == "drops a block" and h == 0:
                     blocks = blocks[1:]
                 if fault == "drops every block" and h == 0:
                     blocks = []
                 if fault == "reads every block" and h == 0:
-                    blocks = list(range(mask.N))
+                    blocks = list(range(sizes.N))
                 tokens = [
                     t
                     for b in blocks
-                    for t in range(b * mask.block_kv, (b + 1) * mask.block_kv)
-                    if t < mask.tokens_kv
+                    for t in range(b * sizes.block_kv, (b + 1) * sizes.block_kv)
+                    if t < sizes.tokens_kv
                 ]
                 if fault == "skips a row" and (h, i) == (0, 0):
                     continue
-                keys, values = (
-                    t[:, tokens, h // problem.heads_per_kv_head].float() for t in (k, v)
-                )
-                scores = q[:, rows_, h].float() @ keys.transpose(1, 2) / problem.head_dim**0.5
+                keys, values = (t[:, tokens, h // sizes.heads_per_kv_head].float() for t in (k, v))
+                scores = q[:, rows_, h].float() @ keys.transpose(1, 2) / sizes.head_dim**0.5
                 lse[:, h, rows_] = scores.logsumexp(-1) if tokens else -torch.inf
                 out[:, rows_, h] = (scores.softmax(-1) @ values).to(out.dtype) if tokens else 0
         return out, lse
@@ -114,16 +109,16 @@ def test_the_reference_is_masked_attention(changes, monkeypatch):
     from wavealign.gpu.inputs import Inputs
 
     monkeypatch.setattr(reference, "_SCORES_BYTES", 2000)  # several chunks a row
-    problem = ragged_problem(**changes)
-    inputs = Inputs.random(problem, "cpu")
-    out, lse = reference.reference_attention(problem, inputs)
-    scale = problem.head_dim**-0.5
-    for b in range(problem.batch):
+    mask, sizes = ragged_launch(**changes)
+    inputs = Inputs.random(sizes, "cpu")
+    out, lse = reference.reference_attention(mask, inputs)
+    scale = sizes.head_dim**-0.5
+    for b in range(sizes.batch):
         q, k, v = (t[b].double().numpy() for t in (inputs.q, inputs.k, inputs.v))
-        k, v = (t.repeat(problem.heads_per_kv_head, axis=1) for t in (k, v))
-        wanted = dense_attention(q * scale, k, v, problem.mask)
+        k, v = (t.repeat(sizes.heads_per_kv_head, axis=1) for t in (k, v))
+        wanted = dense_attention(q * scale, k, v, mask)
         np.testing.assert_allclose(out[b].numpy(), wanted, atol=2e-6)
-    kept = np.stack([h.to_dense() for h in problem.mask.heads()]).any(2).repeat(8, 1)[:, :45]
+    kept = np.stack([h.to_dense() for h in mask.heads()]).any(2).repeat(8, 1)[:, :45]
     assert np.array_equal(np.isfinite(lse[0].numpy()), kept)
 
 
@@ -131,19 +126,19 @@ def test_the_reference_is_masked_attention(changes, monkeypatch):
 @pytest.mark.parametrize("changes", [{}, {"batch": 2}, {"kv_heads": 1}])
 def test_a_right_kernel_passes_the_checks(rows, changes):
     from wavealign.gpu.correctness import check_launch, check_poke
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
     from wavealign.gpu.reference import reference_attention
 
-    backend, problem = slow_backend(rows), ragged_problem(**changes)
-    inputs = Inputs.random(problem, "cpu")
-    wanted = reference_attention(problem, inputs)
+    backend, (mask, sizes) = slow_backend(rows), ragged_launch(**changes)
+    inputs = Inputs.random(sizes, "cpu")
+    wanted = reference_attention(mask, inputs)
     for policy in ("original", "svd+nnz", "lockstep"):
-        schedule = build_schedule(problem.mask, policy, wave=3)
-        launch = Launch(backend, problem, schedule, inputs)
+        schedule = build_schedule(mask, policy, wave=3)
+        launch = Execution.of(backend, sizes, schedule, inputs)
         assert launch.moves_rows == (rows == "gathered")
-        assert check_launch(launch, problem, wanted, policy).error_frac < 4e-3
-        check_poke(launch, backend, problem, schedule, inputs, policy)
+        assert check_launch(launch, wanted, policy).error_frac < 4e-3
+        check_poke(launch, mask, policy)
 
 
 @pytest.mark.parametrize(
@@ -157,20 +152,18 @@ def test_a_right_kernel_passes_the_checks(rows, changes):
 )
 def test_a_wrong_kernel_is_caught(fault, check, said):
     from wavealign.gpu.correctness import WrongResultError, check_launch, check_poke
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
     from wavealign.gpu.reference import reference_attention
 
-    backend, problem = slow_backend(fault=fault), ragged_problem()
-    inputs = Inputs.random(problem, "cpu")
-    schedule = build_schedule(problem.mask, "nnz", wave=3)
-    launch, wanted = (
-        Launch(backend, problem, schedule, inputs),
-        reference_attention(problem, inputs),
-    )
+    mask, sizes = ragged_launch()
+    inputs = Inputs.random(sizes, "cpu")
+    schedule = build_schedule(mask, "nnz", wave=3)
+    launch = Execution.of(slow_backend(fault=fault), sizes, schedule, inputs)
+    wanted = reference_attention(mask, inputs)
     checks = {
-        "launch": lambda: check_launch(launch, problem, wanted, "x"),
-        "poke": lambda: check_poke(launch, backend, problem, schedule, inputs, "x"),
+        "launch": lambda: check_launch(launch, wanted, "x"),
+        "poke": lambda: check_poke(launch, mask, "x"),
     }
     with pytest.raises(WrongResultError, match=said):
         checks[check]()
@@ -179,7 +172,7 @@ def test_a_wrong_kernel_is_caught(fault, check, said):
 def test_backends_are_found_by_name_and_never_replaced():
     from wavealign.gpu.registry import BACKEND_NAMES, backends, find_backend
 
-    assert tuple(b.name for b in backends()) == BACKEND_NAMES
+    assert [b.name for b in backends()] == list(BACKEND_NAMES)
     with pytest.raises(InputError, match="Did you mean 'triton'"):
         find_backend("tritom")
     with pytest.raises(MissingCapabilityError, match="plan sorts rows by K/V length"):
@@ -189,9 +182,9 @@ def test_backends_are_found_by_name_and_never_replaced():
 def test_fa4_isnt_used_on_blackwell():
     from wavealign.gpu.fa4 import FlashAttention4
 
-    problem = Problem(random_mask())
+    sizes = Sizes.of(random_mask())
     with pytest.raises(InputError, match=r"backend 'fa4' runs on compute capability 9\.0"):
-        FlashAttention4().check(problem, (10, 0))
+        FlashAttention4().check(sizes, (10, 0))
 
 
 def test_the_first_profile_that_fits_a_gpu():

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
 from wavealign.planning import (  # noqa: E402
+    DeviceSchedule,
     ListLayout,
     Planner,
     dense_mask,
@@ -74,25 +75,32 @@ def test_heads_may_have_different_policies(dense, wave, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(dense_masks(), st.integers(1, 5), st.booleans(), st.booleans(), st.booleans())
-def test_layouts_against_the_backends_lists(dense, wave, gathered, backwards, ragged):
-    from wavealign.gpu.capabilities import Capabilities
-    from wavealign.gpu.lists import as_executed, kernel_lists
-
-    _, M, N = dense.shape
+@given(
+    dense_masks(), st.integers(1, 5), st.booleans(), st.booleans(), st.booleans(),
+    st.sampled_from(["original", "nnz-wave/shuffled+sawtooth", "lockstep"]),
+)  # fmt: skip
+def test_lists_of_the_host_equal_those_of_the_device(
+    dense, wave, gathered, backwards, ragged, policy
+):
+    H, M, N = dense.shape
     layout = ListLayout(
         "gathered" if gathered else "table", "backwards" if backwards else "forwards", ragged
     )
     mask = BlockMask.from_dense(dense, (8, 8), (8 * M, 8 * N - 3))
-    schedule = build_schedule(mask, "lockstep", wave)
-    capabilities = Capabilities(
-        ((8, 8),), ("bf16",), (64,), ((8, 0), (9, 0)), layout.walks, layout.rows, ragged
-    )
-    lists = kernel_lists(as_executed(schedule, mask, capabilities), capabilities)
-    made = plan(dense, "lockstep", wave, layout=layout)
-    assert np.array_equal(made.counts.numpy(), lists.counts)
-    held = np.arange(N) < lists.counts[..., None]
-    assert np.array_equal(made.indices.numpy()[held], lists.padded(N)[held])
+    schedule = build_schedule(mask, policy, wave)
+    lists = DeviceSchedule.of(schedule, layout)
+    made = plan(dense, policy, wave, layout=layout)
+    assert torch.equal(made.table, lists.table)
+    assert torch.equal(made.counts, lists.counts)
+    width = lists.indices.shape[-1]
+    assert width == max(1, lists.counts.max())
+    held = torch.arange(width) < lists.counts[..., None]
+    assert torch.equal(made.indices[..., :width][held], lists.indices[held])
+    for one in (made, lists):
+        assert (one.columns, one.layout, one.policies) == (N, layout, (policy,) * H)
+        assert one.starts.tolist() == [one.indices.shape[-1] * i for i in range(H * M)]
+    if layout == ListLayout():
+        same(lists.to_schedule(), schedule)
 
 
 def test_buffers_are_reused_and_nothing_is_left_over():

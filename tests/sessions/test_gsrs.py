@@ -261,9 +261,9 @@ def test_searches_read_their_candidates_as_the_first_mask_was_read(monkeypatch):
         schedule = dataclasses.replace(made.schedule, policies=(next(chosen),) * 2)
         return dataclasses.replace(made, schedule=schedule)
 
-    def lists_noted(keep, sizes, choice, policies):
+    def lists_noted(keep, prepared, policies):
         read.append(policies)
-        return lists(keep, sizes, choice, policies)
+        return lists(keep, prepared, policies)
 
     monkeypatch.setattr(session._planners, "plan", plan_otherwise)
     monkeypatch.setattr(session._planners, "lists", lists_noted)

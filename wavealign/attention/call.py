@@ -6,9 +6,9 @@ from typing import Literal, overload
 
 import torch
 
-from wavealign.attention.backends import run
-from wavealign.attention.inputs import Sequences, check_fit, check_mask, geometry
-from wavealign.attention.plans import Plan, Terms, fitting_choice, make_plan, make_planner
+from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.plans import Plan, prepare
+from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 
@@ -74,8 +74,8 @@ def attend(
         k, v: the same with the K/V heads (as many, or a divisor: GQA) and tokens.
         mask: bool ``[H, M, N]`` (for every sequence) or ``[B, H, M, N]``, on q's device, or a
             `BlockMask`. May be left out beside a plan.
-        backend: ``"auto"`` (row table where it applies, else FlashAttention-4), ``"triton"``,
-            ``"fa4"``, or ``"reference"`` (slow, float32, on any device).
+        backend: ``"auto"`` (row table where it applies, else FlashAttention-4), or the name of one,
+            as `wavealign doctor` lists them; ``"reference"`` (slow, float32) runs on any device.
         plan: from `wavealign.plan`; its lists are what is computed.
         return_lse: also return the log-sum-exp, float32 ``[B, H, tokens]``.
         layout: ``"bhsd"`` or ``"bshd"``, of q, k, v and the output.
@@ -92,24 +92,15 @@ def attend(
     if plan is None:
         if mask is None:
             raise InputError("attend needs a mask or a plan.")
-        heads, size, batch = check_mask(mask, q, block)
-        tokens = (sequences.q.shape[1], sequences.k.shape[1])
-        sizes = geometry(heads, batch, size, tokens)
-        check_fit(sequences, sizes)
+        heads, size, masks = check_mask(mask, q, block)
         terms = Terms(policy, device_profile, backend)
-        choice = fitting_choice(sizes, sequences, backend, None)
-        guard = None
-        if policy == "auto":
-            guard = terms.guard(sizes, choice, sequences.q.shape[3], "single")
-        planner = make_planner(heads, sizes, choice, terms)
-        plan = make_plan(heads, sizes, choice, planner, terms, guard, calls=1)
+        prepared = prepare(terms, heads.shape, masks, size, q.device, sequences=sequences)
+        plan = prepared.plan(heads, prepared.planner(), calls=1)
     else:
-        sizes = plan.sizes
-        check_fit(sequences, sizes)
-        if plan.schedule.table.device != q.device:
-            raise InputError(f"the plan is on {plan.schedule.table.device}, q on {q.device}.")
-        if mask is not None and tuple(mask.shape[-2:]) != (sizes.M, sizes.N):
-            raise InputError(f"the plan is for a mask of {sizes.M}x{sizes.N} blocks a head.")
-        choice = fitting_choice(sizes, sequences, backend, plan)
-    out, lse = run(choice, sizes, plan.schedule, sequences)
+        plan = plan.fitted(sequences, backend)
+        if mask is not None and tuple(mask.shape[-2:]) != (plan.sizes.M, plan.sizes.N):
+            raise InputError(
+                f"the plan is for a mask of {plan.sizes.M}x{plan.sizes.N} blocks a head."
+            )
+    out, lse = plan.attend(sequences)
     return (sequences.output(out), lse) if return_lse else sequences.output(out)

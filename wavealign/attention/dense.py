@@ -6,10 +6,12 @@ import functools
 
 import torch
 
-from wavealign.attention.inputs import DTYPE_NAMES, Geometry
+from wavealign.attention.inputs import DTYPE_NAMES
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.row_table import TritonRows, is_hopper
+from wavealign.gpu.registry import registered
+from wavealign.gpu.row_table import is_hopper
+from wavealign.gpu.sizes import Sizes
 
 _BLOCK = 128  # rows of a CTA; the mask, if there were one, would have blocks of so many tokens
 
@@ -34,13 +36,14 @@ def attend_dense(
     if q.is_cuda and backend != "reference" and is_hopper():
         B, L, H, D = q.shape
         blocks = -(-L // _BLOCK)
-        sizes = Geometry(H, blocks, blocks, _BLOCK, _BLOCK, L, L, B)
-        problem = sizes.problem(B, k.shape[2], D, DTYPE_NAMES.get(q.dtype, str(q.dtype)))
+        dtype = DTYPE_NAMES.get(q.dtype, str(q.dtype))
+        sizes = Sizes(
+            H, blocks, blocks, _BLOCK, _BLOCK, L, L,
+            batch=B, kv_heads=k.shape[2], head_dim=D, dtype=dtype,
+        )  # fmt: skip
         for kernel in _kernels(backend):
-            if kernel.capabilities.refusal(problem, (9, 0)):
-                continue
-            inputs = Inputs(q.contiguous(), k.contiguous(), v.contiguous())
-            return kernel.bind_dense(problem, inputs).launch()[0]
+            if kernel.capabilities.refusal(sizes, (9, 0)) is None:
+                return kernel.bind_dense(sizes, Inputs(q, k, v).arranged(strided=False)).launch()[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
@@ -48,7 +51,5 @@ def attend_dense(
 @functools.cache
 def _kernels(backend: str) -> tuple[Backend, ...]:
     """Those that are installed, in order; looking for them at every call would take longer."""
-    from wavealign.gpu.fa4 import FlashAttention4
-
-    wanted = (TritonRows(),) if backend == "triton" else (FlashAttention4(), TritonRows())
+    wanted = map(registered, ("triton",) if backend == "triton" else ("fa4", "triton"))
     return tuple(kernel for kernel in wanted if kernel.missing() is None)

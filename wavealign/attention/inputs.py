@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.gpu.capabilities import Problem
+from wavealign.gpu.inputs import DTYPES, Inputs
+from wavealign.gpu.sizes import Sizes
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.masks import dense_mask
 
 LAYOUTS = ("bhsd", "bshd")
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The sizes of a `BlockMask`, without its lists: all that a launch asks a mask for.
-
-    Attributes:
-        H, M, N: query heads, query blocks, K/V blocks.
-        block_q, block_kv: tokens of a block.
-        tokens_q, tokens_kv: the last blocks may be ragged.
-        batch: masks beside each other: 1 where all sequences share one.
-    """
-
-    H: int
-    M: int
-    N: int
-    block_q: int
-    block_kv: int
-    tokens_q: int
-    tokens_kv: int
-    batch: int = 1
-
-    @property
-    def ragged_kv(self) -> bool:
-        """Whether the last K/V block is shorter than the others."""
-        return self.tokens_kv % self.block_kv != 0
-
-    def problem(self, batch: int, kv_heads: int, head_dim: int, dtype: str) -> Problem:
-        """What a backend is asked whether it takes it."""
-        return Problem(cast(BlockMask, self), batch, kv_heads, head_dim, dtype)
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float32: "fp32"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +33,40 @@ class Sequences:
     layout: str
 
     @property
-    def dtype(self) -> str:
-        """``"bf16"``, ``"fp16"`` or ``"fp32"``."""
-        return DTYPE_NAMES[self.q.dtype]
+    def inputs(self) -> Inputs:
+        """As backends take them."""
+        return Inputs(self.q, self.k, self.v)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Query and key/value tokens."""
+        return self.q.shape[1], self.k.shape[1]
 
     def output(self, out: torch.Tensor) -> torch.Tensor:
         """``[B, tokens_q, H, D]`` in the caller's layout."""
         return out.transpose(1, 2) if self.layout == "bhsd" else out
+
+    def fitted(self, sizes: Sizes) -> Sizes:
+        """The sizes of these sequences under masks of such sizes.
+
+        Raises:
+            InputError: another number of heads, sequences or tokens.
+        """
+        B, _, H, D = self.q.shape
+        if sizes.H != H:
+            other = LAYOUTS[1 - LAYOUTS.index(self.layout)]
+            hint = f" Are q, k and v {other}? Then say layout='{other}'."
+            hint *= self.q.shape[1] == sizes.H
+            raise InputError(f"the mask has {sizes.H} heads, q has {H}.{hint}")
+        if sizes.masks not in (1, B):
+            raise InputError(f"the mask has {sizes.masks} sequences, q has {B}.")
+        if (sizes.tokens_q, sizes.tokens_kv) != self.tokens:
+            raise InputError(
+                f"planned for {sizes.tokens_q} query and {sizes.tokens_kv} key/value tokens; q has "
+                f"{self.tokens[0]}, k has {self.tokens[1]}."
+            )
+        dtype, kv_heads = DTYPE_NAMES[self.q.dtype], self.k.shape[2]
+        return dataclasses.replace(sizes, batch=B, kv_heads=kv_heads, head_dim=D, dtype=dtype)
 
     @classmethod
     def check(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sequences:
@@ -145,21 +143,21 @@ def check_mask(
     return dense_mask(mask), block if block is not None else (128, 128), batch
 
 
-def geometry(
-    heads: torch.Tensor, batch: int, block: tuple[int, int], tokens: tuple[int, int] | None
-) -> Geometry:
-    """The sizes of a mask, checked against the sequence lengths.
+def mask_sizes(
+    shape: tuple[int, ...], masks: int, block: tuple[int, int], tokens: tuple[int, int] | None
+) -> Sizes:
+    """The sizes of masks, checked against the sequence lengths; of bf16 heads of 128 by itself.
 
     Args:
-        heads: bool ``[B * H, M, N]``.
-        batch: B of the mask.
+        shape: ``[masks * H, M, N]``.
+        masks: beside each other, see `Sizes`.
         block: tokens of a query and of a K/V block.
         tokens: query and key/value tokens; by default every block is full.
 
     Raises:
         InputError: lengths that make another number of blocks.
     """
-    folded, M, N = heads.shape
+    folded, M, N = shape
     tokens_q, tokens_kv = tokens or (M * block[0], N * block[1])
     for name, length, size, blocks in (
         ("query", tokens_q, block[0], M),
@@ -170,27 +168,7 @@ def geometry(
                 f"{length} {name} tokens in blocks of {size} make {-(-length // size)} blocks, "
                 f"the mask has {blocks}; is block={block} right?"
             )
-    return Geometry(folded // batch, M, N, block[0], block[1], tokens_q, tokens_kv, batch)
-
-
-def check_fit(sequences: Sequences, sizes: Geometry) -> None:
-    """Raise unless the mask is one for these sequences.
-
-    Raises:
-        InputError: another number of heads, sequences or tokens.
-    """
-    q, k = sequences.q, sequences.k
-    if q.shape[2] != sizes.H:
-        other = LAYOUTS[1 - LAYOUTS.index(sequences.layout)]
-        hint = f" Are q, k and v {other}? Then say layout='{other}'." * (q.shape[1] == sizes.H)
-        raise InputError(f"the mask has {sizes.H} heads, q has {q.shape[2]}.{hint}")
-    if sizes.batch not in (1, q.shape[0]):
-        raise InputError(f"the mask has {sizes.batch} sequences, q has {q.shape[0]}.")
-    if (sizes.tokens_q, sizes.tokens_kv) != (q.shape[1], k.shape[1]):
-        raise InputError(
-            f"planned for {sizes.tokens_q} query and {sizes.tokens_kv} key/value tokens; q has "
-            f"{q.shape[1]}, k has {k.shape[1]}."
-        )
+    return Sizes(folded // masks, M, N, *block, tokens_q, tokens_kv, masks, batch=masks)
 
 
 def _told(tensor: torch.Tensor) -> str:

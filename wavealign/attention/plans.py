@@ -1,25 +1,28 @@
-"""A plan: the guard's decision for a mask, and the schedule made of it on the device."""
+"""Plans: what was chosen for launches of one size, the guard's decision, the schedule."""
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
 
-from wavealign.attention.backends import BACKENDS, Choice, choose_backend, rows_in_flight
-from wavealign.attention.inputs import Geometry, Sequences, check_mask, geometry
-from wavealign.errors import InputError, unknown_name
-from wavealign.guard.decide import OBJECTIVES, Decision, Guard
-from wavealign.guard.model import CostModel
+from wavealign.attention.backends import Choice, choose_backend
+from wavealign.attention.inputs import Sequences, check_mask, mask_sizes
+from wavealign.attention.terms import Terms
+from wavealign.errors import InputError
+from wavealign.gpu.execution import Execution
+from wavealign.gpu.registry import registered
+from wavealign.gpu.sizes import Sizes
+from wavealign.guard.decide import Decision, Guard
 from wavealign.guard.on_device import device_lengths, device_statistics
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.layout import ListLayout
-from wavealign.planning.planner import DeviceSchedule, Planner
-from wavealign.planning.recipes import Recipe
-from wavealign.sim.devices import device_of_gpu, load_device
+from wavealign.planning.lists import DeviceSchedule
+from wavealign.planning.planner import Planner
 
-_warned: set[tuple[str, str]] = set()
+_MOST_PLANNERS = 16  # that are remembered; the oldest goes
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +31,13 @@ class Plan:
 
     Attributes:
         schedule: on the device.
-        sizes: of the mask.
+        sizes: of the launch; as far as they are known, where it was planned ahead.
         choice: the backend whose convention the schedule is in.
         decision: the guard's; None where a policy was asked for.
     """
 
     schedule: DeviceSchedule
-    sizes: Geometry
+    sizes: Sizes
     choice: Choice
     decision: Decision | None
 
@@ -49,89 +52,187 @@ class Plan:
             return self.decision.explain()
         return "\n".join(f"head {h}: {p}, as asked" for h, p in enumerate(self.policies))
 
-
-@dataclass(frozen=True)
-class Terms:
-    """What decides a plan besides the mask.
-
-    Attributes:
-        policy: ``"auto"`` (the guard decides) or one for all heads.
-        device_profile: a device's name or path; None for the GPU at hand.
-        backend: see `choose_backend`.
-        objective: the guard's, ``"time"`` or ``"energy"``.
-        seed: of the sweeps.
-
-    Raises:
-        InputError: unknown names.
-    """
-
-    policy: str = "auto"
-    device_profile: str | None = None
-    backend: str = "auto"
-    objective: str = "time"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.policy != "auto":
-            Recipe.parse(self.policy)
-        if self.backend not in BACKENDS:
-            raise unknown_name("backend", self.backend, BACKENDS)
-        if self.objective not in OBJECTIVES:
-            raise unknown_name("objective", self.objective, OBJECTIVES)
-        if self.device_profile is not None:
-            load_device(self.device_profile)
-
-    def guard(
-        self,
-        sizes: Geometry,
-        choice: Choice,
-        head_dim: int,
-        regime: str,
-        close_frac: float | None = None,
-    ) -> Guard:
-        """A guard for launches of these sizes; the others as of `CostModel.make` and `Guard`.
+    def fitted(self, sequences: Sequences, backend: str = "auto") -> Plan:
+        """This plan for a call's sequences.
 
         Raises:
-            InputError: no profile for this GPU, and none given.
+            InputError: sequences of other sizes or on another device, sizes that the backend
+                doesn't take, or another backend is asked for than the one planned for.
         """
-        device = load_device(profile_name(self.device_profile))
-        kernel = choice.name if choice.name in device.kernels else None
-        # A block's cycles hold for the rows in flight that the profile's kernel has.
-        wave = rows_in_flight(choice, sizes) if kernel is not None else None
-        model = CostModel.make(device, kernel, wave=wave, head_dim=head_dim, regime=regime)
-        return Guard(model, self.objective, close_frac)
+        sizes, device, name = sequences.fitted(self.sizes), sequences.q.device, self.choice.name
+        if self.schedule.table.device != device:
+            raise InputError(f"the plan is on {self.schedule.table.device}, q on {device}.")
+        if backend not in ("auto", name):
+            raise InputError(
+                f"backend='{backend}', but the plan is for '{name}'; plan for the other."
+            )
+        return dataclasses.replace(
+            self, sizes=sizes, choice=choose_backend(name, sizes, device.type)
+        )
 
-    def wave(self, sizes: Geometry, choice: Choice) -> int:
-        """Rows in flight: of the GPU, or of the profile where nothing runs on one."""
-        found = rows_in_flight(choice, sizes)
-        if found is not None:
-            return found
-        return CostModel.make(profile_name(self.device_profile)).setup.wave
+    def attend(self, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of sequences of these sizes.
+
+        Returns:
+            Output ``[B, tokens_q, H, D]`` and log-sum-exp (natural logarithm) float32
+            ``[B, H, tokens_q]``.
+        """
+        return Execution(self.choice.backend, self.sizes, self.schedule, sequences.inputs).attend()
 
 
-def profile_name(given: str | None) -> str:
-    """The device profile to plan by; warns once where it is another GPU's.
+class Buffers:
+    """Lists that several `Attention` share, so that a model's layers need them once, not each.
+
+    The layers take turns: lists are made anew where another layer used the buffers in between.
+    """
+
+    def __init__(self) -> None:
+        self._planners: dict[object, Planner] = {}
+        self._users: dict[object, object] = {}
+
+    def planner(
+        self,
+        shape: tuple[int, int, int],
+        device: torch.device,
+        wave: int,
+        seed: int,
+        layout: ListLayout,
+    ) -> Planner:
+        """The planner of these arguments, made on first use."""
+        key = (shape, device, wave, seed, layout)
+        if key not in self._planners:
+            if len(self._planners) >= _MOST_PLANNERS:
+                self._users.pop(self._planners.pop(next(iter(self._planners))), None)
+            self._planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
+        return self._planners[key]
+
+    def take(self, planner: Planner, user: object) -> None:
+        """Say whose lists the planner's buffers hold from now on."""
+        self._users[planner] = user
+
+    def hold(self, planner: Planner, user: object) -> bool:
+        """Whether the planner's buffers hold this user's lists."""
+        return self._users.get(planner) is user
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Launches of one size before their masks are looked at.
+
+    Attributes:
+        terms: what was asked for.
+        sizes: of the launches.
+        device: of masks and data.
+        choice: the backend.
+        guard: None where a policy was asked for.
+    """
+
+    terms: Terms
+    sizes: Sizes
+    device: torch.device
+    choice: Choice
+    guard: Guard | None
+
+    @functools.cached_property
+    def wave(self) -> int:
+        """Rows in flight that schedules are made for."""
+        return self.terms.wave(self.choice.backend, self.sizes)
+
+    def planner(self, buffers: Buffers | None = None, layout: ListLayout | None = None) -> Planner:
+        """A planner for masks of these sizes.
+
+        Args:
+            buffers: shared with others; by default new ones.
+            layout: of the lists; by default as the backend wants them.
+        """
+        layout = layout or self.choice.backend.capabilities.layout_for(self.sizes)
+        return (buffers or Buffers()).planner(
+            self.sizes.shape, self.device, self.wave, self.terms.seed, layout
+        )
+
+    def decide(
+        self, heads: torch.Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
+    ) -> Decision:
+        """Ask the guard, which there is; the host waits where it looks at the launch.
+
+        Args:
+            heads: bool ``[H, M, N]``.
+            planner: for such masks.
+            uses: of a plan, that its planning is shared by.
+            calls: that the decision serves; None where looking is free.
+        """
+        guard, shape, block = self.guard, planner.shape, (self.sizes.block_q, self.sizes.block_kv)
+        assert guard is not None
+        launches = None
+        if not guard.looks(shape, block, calls):
+            return guard.leave_alone(shape, block)
+        if calls is not None:
+            lengths, launches = device_lengths(heads, planner.wave)
+            nnz = sum(head.nnz for head in lengths)
+            if not guard.looks_closely(nnz, shape, block, calls):
+                note = "too short a launch to look at its blocks: by the lengths of its rows alone"
+                least = guard.least_calls(nnz, shape, block)
+                return guard.decide(lengths, *block, uses, note, least)
+        capacity = guard.model.capacity_blocks(self.sizes.block_kv)
+        shuffled = planner.kv_orders("nnz/shuffled")
+        found = device_statistics(
+            heads, planner.wave, capacity, shuffled, self.terms.seed, launches
+        )
+        return guard.decide(found, *block, uses)
+
+    def plan(
+        self, heads: torch.Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
+    ) -> Plan:
+        """Decide if there is a guard (see `decide`), and plan."""
+        if self.guard is None:
+            return self.planned(planner(heads, self.terms.policy), None)
+        decision = self.decide(heads, planner, uses=uses, calls=calls)
+        return self.planned(planner(heads, decision.policies), decision)
+
+    def planned(self, schedule: DeviceSchedule, decision: Decision | None) -> Plan:
+        """A plan of what has been made already."""
+        return Plan(schedule, self.sizes, self.choice, decision)
+
+
+def prepare(
+    terms: Terms,
+    shape: tuple[int, ...],
+    masks: int,
+    block: tuple[int, int],
+    device: torch.device,
+    *,
+    sequences: Sequences | None = None,
+    tokens: tuple[int, int] | None = None,
+    head_dim: int = 128,
+    regime: str = "single",
+    close_frac: float | None = None,
+) -> Prepared:
+    """Check sizes, choose the backend, and ask for a guard where one decides.
+
+    Args:
+        terms: what is asked for.
+        shape: ``[masks * H, M, N]``.
+        masks: beside each other: 1 where all sequences share one.
+        block: tokens of a query and of a K/V block.
+        device: of masks and data.
+        sequences: of the call; None while planning ahead, then bf16 heads are assumed.
+        tokens, head_dim: where there are no sequences; by default every block is full.
+        regime, close_frac: the guard's.
 
     Raises:
-        InputError: none given, and no GPU, or one without a profile.
+        InputError: what doesn't fit together, or no profile for this GPU.
+        MissingCapabilityError: no backend can run here, with the reasons.
     """
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    own = device_of_gpu(gpu) if gpu else None
-    if given is None:
-        if own is None:
-            # Without a GPU a policy needs a profile, too: for the rows in flight.
-            rest = ", or a policy instead of 'auto'" if gpu else ""
-            raise InputError(
-                f"no device profile for {gpu or 'this machine, which has no NVIDIA GPU'}; name one "
-                "of `wavealign devices` (attend and plan: device_profile='h200', else "
-                f"profile='h200'){rest}."
-            )
-        return own
-    named = load_device(given).name
-    if gpu is not None and own != named and (given, gpu) not in _warned:
-        _warned.add((given, gpu))
-        warnings.warn(f"planning by profile '{given}' on a {gpu}.", UserWarning, stacklevel=3)
-    return given
+    sizes = mask_sizes(shape, masks, block, sequences.tokens if sequences else tokens)
+    if sequences is not None:
+        sizes = sequences.fitted(sizes)
+    else:
+        sizes = dataclasses.replace(sizes, head_dim=head_dim)
+    choice = choose_backend(terms.backend, sizes, device.type)
+    guard = None
+    if terms.policy == "auto":
+        guard = terms.guard(choice.backend, sizes, regime, close_frac)
+    return Prepared(terms, sizes, device, choice, guard)
 
 
 def plan(
@@ -159,109 +260,24 @@ def plan(
         device_profile: device name or path; by default the GPU at hand.
         block: tokens of a query and of a K/V block; by default 128x128, or the `BlockMask`'s own.
         tokens: query and key/value tokens; by default every block is full.
-        backend: ``"auto"``, ``"triton"``, ``"fa4"`` or ``"reference"``.
+        backend: see `attend`.
         objective: ``"time"`` or ``"energy"``.
         uses: how often the plan is expected to be used.
         head_dim: elements per head.
-        seed: of the sweeps.
+        seed: of the shuffled K/V orders.
 
     Raises:
         InputError, MissingCapabilityError: see there; nothing is planned by halves.
     """
     terms = Terms(policy, device_profile, backend, objective, seed)
+    like = None
     if isinstance(mask, BlockMask):
         tokens = tokens or (mask.tokens_q, mask.tokens_kv)
-        device = torch.device("cuda" if backend != "reference" else "cpu")
-        like = torch.empty(0, device=device) if torch.cuda.is_available() else None
-    else:
-        like = None
-    heads, size, batch = check_mask(mask, like, block)
-    sizes = geometry(heads, batch, size, tokens)
-    choice = choose_backend(backend, sizes, None, heads.device.type)
-    planner = make_planner(heads, sizes, choice, terms)
-    guard = terms.guard(sizes, choice, head_dim, "single") if policy == "auto" else None
-    return make_plan(heads, sizes, choice, planner, terms, guard, uses=uses)
-
-
-def make_planner(
-    heads: torch.Tensor,
-    sizes: Geometry,
-    choice: Choice,
-    terms: Terms,
-    layout: ListLayout | None = None,
-) -> Planner:
-    """A planner for masks of these sizes; its lists are laid out as the backend wants them."""
-    shape = (heads.shape[0], heads.shape[1], heads.shape[2])
-    wave = terms.wave(sizes, choice)
-    layout = layout or choice.layout(sizes)
-    return Planner(shape, heads.device, wave=wave, seed=terms.seed, layout=layout)
-
-
-def decide(
-    heads: torch.Tensor,
-    sizes: Geometry,
-    planner: Planner,
-    guard: Guard,
-    seed: int,
-    *,
-    uses: float = 1.0,
-    calls: int | None = None,
-) -> Decision:
-    """Ask the guard; the host waits where it looks at the launch.
-
-    Args:
-        heads: bool ``[H, M, N]``.
-        sizes, planner, guard, seed: of the launch.
-        uses: of a plan, that its planning is shared by.
-        calls: that the decision serves; None where looking is free.
-    """
-    shape, block = (heads.shape[0], heads.shape[1], heads.shape[2]), (sizes.block_q, sizes.block_kv)
-    launches = None
-    if not guard.looks(shape, block, calls):
-        return guard.leave_alone(shape, block)
-    if calls is not None:
-        lengths, launches = device_lengths(heads, planner.wave)
-        nnz = sum(head.nnz for head in lengths)
-        if not guard.looks_closely(nnz, shape, block, calls):
-            note = "too short a launch to look at its blocks: by the lengths of its rows alone"
-            least = guard.least_calls(nnz, shape, block)
-            return guard.decide(lengths, *block, uses, note, least)
-    capacity = guard.model.capacity_blocks(sizes.block_kv)
-    sweeps = planner.sweeps("nnz/shuffled")
-    found = device_statistics(heads, planner.wave, capacity, sweeps, seed, launches)
-    return guard.decide(found, *block, uses)
-
-
-def make_plan(
-    heads: torch.Tensor,
-    sizes: Geometry,
-    choice: Choice,
-    planner: Planner,
-    terms: Terms,
-    guard: Guard | None,
-    *,
-    uses: float = 1.0,
-    calls: int | None = None,
-) -> Plan:
-    """Decide if there is a guard (see `decide`), and plan."""
-    if guard is None:
-        return Plan(planner(heads, terms.policy), sizes, choice, None)
-    decision = decide(heads, sizes, planner, guard, terms.seed, uses=uses, calls=calls)
-    return Plan(planner(heads, decision.policies), sizes, choice, decision)
-
-
-def fitting_choice(
-    sizes: Geometry, sequences: Sequences, backend: str, planned: Plan | None
-) -> Choice:
-    """The backend of a call; a plan's own, if there is one.
-
-    Raises:
-        InputError: another backend is asked for than the one planned for.
-    """
-    if planned is None:
-        return choose_backend(backend, sizes, sequences, sequences.q.device.type)
-    if backend not in ("auto", planned.choice.name):
-        raise InputError(
-            f"backend='{backend}', but the plan is for '{planned.choice.name}'; plan for the other."
-        )
-    return choose_backend(planned.choice.name, sizes, sequences, sequences.q.device.type)
+        anywhere = backend != "auto" and registered(backend).capabilities.anywhere
+        if torch.cuda.is_available() and not anywhere:
+            like = torch.empty(0, device="cuda")
+    heads, size, masks = check_mask(mask, like, block)
+    prepared = prepare(
+        terms, heads.shape, masks, size, heads.device, tokens=tokens, head_dim=head_dim
+    )
+    return prepared.plan(heads, prepared.planner(), uses=uses)

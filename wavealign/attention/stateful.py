@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from wavealign.attention.backends import Choice, run
-from wavealign.attention.inputs import Geometry, Sequences, check_fit, check_mask, geometry
-from wavealign.attention.plans import (
-    Plan,
-    Terms,
-    decide,
-    fitting_choice,
-    make_planner,
-)
+from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
+from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
-from wavealign.guard.decide import Decision, Guard
+from wavealign.guard.decide import Decision
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.planner import Planner
 from wavealign.sim.power import REGIMES
@@ -74,41 +67,12 @@ class Statistics:
     host_seconds: float = 0.0
 
 
-class Buffers:
-    """Lists that several `Attention` share, so that a model's layers need them once, not each.
-
-    The layers take turns: lists are made anew where another layer used the buffers in between.
-    """
-
-    def __init__(self) -> None:
-        self._planners: dict[object, Planner] = {}
-        self._users: dict[object, object] = {}
-
-    def planner(self, key: object, make: Callable[[], Planner]) -> Planner:
-        """The planner of these terms, made on first use."""
-        if key not in self._planners:
-            if len(self._planners) >= _MOST_SHAPES:
-                self._users.pop(self._planners.pop(next(iter(self._planners))), None)
-            self._planners[key] = make()
-        return self._planners[key]
-
-    def take(self, planner: Planner, user: object) -> None:
-        """Say whose lists the planner's buffers hold from now on."""
-        self._users[planner] = user
-
-    def hold(self, planner: Planner, user: object) -> bool:
-        """Whether the planner's buffers hold this user's lists."""
-        return self._users.get(planner) is user
-
-
 @dataclass(eq=False)
 class _State:
     """Of one shape of calls."""
 
-    sizes: Geometry
-    choice: Choice
+    prepared: Prepared
     planner: Planner
-    guard: Guard | None
     decision: Decision | None = None
     plan: Plan | None = None
     age: int = 0
@@ -152,7 +116,7 @@ class Attention:
             backend, layout, block: see `attend`.
             objective: ``"time"`` or ``"energy"``.
             regime: ``"steady"`` for a loop that keeps the card busy, or ``"single"``.
-            seed: of the sweeps.
+            seed: of the shuffled K/V orders.
             buffers: to share lists with others of the same stream.
 
         Raises:
@@ -185,12 +149,12 @@ class Attention:
         """Attention of one step; see `attend`."""
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        state, plan = self._plan(sequences, mask)
+        plan = self._plan(sequences, mask)
         self.statistics.host_seconds += time.perf_counter() - started
-        out, lse = run(state.choice, state.sizes, plan.schedule, sequences)
+        out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
-    def _plan(self, sequences: Sequences, mask: torch.Tensor | BlockMask) -> tuple[_State, Plan]:
+    def _plan(self, sequences: Sequences, mask: torch.Tensor | BlockMask) -> Plan:
         q, k = sequences.q, sequences.k
         if not isinstance(mask, torch.Tensor | BlockMask):
             raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
@@ -206,15 +170,19 @@ class Attention:
             if held and made_for() is mask and made_version == version:
                 self.statistics.reused += 1
                 self._count_skipped(state.plan)
-                return state, state.plan
-        heads, size, batch = check_mask(mask, q, self._block)
+                return state.plan
+        heads, size, masks = check_mask(mask, q, self._block)
         if state is None:
-            state = self._new_state(heads, size, batch, sequences)
+            prepared = prepare(
+                self._terms, heads.shape, masks, size, q.device,
+                sequences=sequences, regime=self._regime,
+            )  # fmt: skip
+            state = _State(prepared, prepared.planner(self._buffers))
             if len(self._states) >= _MOST_SHAPES:
                 self._states.pop(next(iter(self._states)))
             self._states[key] = state
         policies: str | tuple[str, ...] = self._terms.policy
-        if state.guard is not None:
+        if state.prepared.guard is not None:
             if self._must_decide(state):
                 self._decide(state, heads)
             assert state.decision is not None
@@ -223,27 +191,11 @@ class Attention:
             state.age += 1
         schedule = state.planner(heads, policies)
         self._buffers.take(state.planner, state)
-        state.plan = Plan(schedule, state.sizes, state.choice, state.decision)
+        state.plan = state.prepared.planned(schedule, state.decision)
         state.made_for = (weakref.ref(mask), version) if known else None
         self.statistics.planned += 1
         self._count_skipped(state.plan)
-        return state, state.plan
-
-    def _new_state(
-        self, heads: torch.Tensor, size: tuple[int, int], batch: int, sequences: Sequences
-    ) -> _State:
-        tokens = (sequences.q.shape[1], sequences.k.shape[1])
-        sizes = geometry(heads, batch, size, tokens)
-        check_fit(sequences, sizes)
-        choice = fitting_choice(sizes, sequences, self._terms.backend, None)
-        guard = None
-        if self._terms.policy == "auto":
-            guard = self._terms.guard(sizes, choice, sequences.q.shape[3], self._regime)
-        planner = self._buffers.planner(
-            (sizes, choice, self._terms, heads.device),
-            lambda: make_planner(heads, sizes, choice, self._terms),
-        )
-        return _State(sizes, choice, planner, guard)
+        return state.plan
 
     def _must_decide(self, state: _State) -> bool:
         if state.decision is None:
@@ -258,11 +210,7 @@ class Attention:
         return changed
 
     def _decide(self, state: _State, heads: torch.Tensor) -> None:
-        assert state.guard is not None
-        state.decision = decide(
-            heads, state.sizes, state.planner, state.guard, self._terms.seed,
-            calls=self._reuse.calls,
-        )  # fmt: skip
+        state.decision = state.prepared.decide(heads, state.planner, calls=self._reuse.calls)
         state.overlap, state.overlap_event, state.age = None, None, 0
         self.statistics.decided += 1
         if state.decision.note:  # it doesn't rest on blocks: no need to see how they change

@@ -191,8 +191,8 @@ class _Runs:
         """One launch of all heads, or one a head; refused ones raise before anything ran."""
         import torch
 
-        from wavealign.gpu.capabilities import Problem
         from wavealign.gpu.measure import Case
+        from wavealign.gpu.sizes import Sizes
         from wavealign.units import format_heads
 
         given = self._given
@@ -201,15 +201,16 @@ class _Runs:
         for scope in scopes:
             mask = loaded.mask if scope is None else loaded.mask.select_heads(scope)
             kv_heads = given["kv_heads"]
-            problem = Problem(mask, given["batch"], kv_heads, given["head_dim"], given["dtype"])
-            backend.check(problem, torch.cuda.get_device_capability(0))
-            wave = given["wave"] or properties.multi_processor_count * backend.rows_per_sm(problem)
+            sizes = Sizes.of(mask, given["batch"], kv_heads, given["head_dim"], given["dtype"])
+            backend.check(sizes, torch.cuda.get_device_capability(0))
+            wave = given["wave"] or properties.multi_processor_count * backend.rows_per_sm(sizes)
             ids = head_ids if scope is None else [head_ids[scope[0]]]
             schedules, files = self._schedules(
                 mask, wave, None if given["heads"] is None and scope is None else ids
             )
             yield Case(
-                problem,
+                mask,
+                sizes,
                 schedules,
                 loaded.name,
                 format_heads(ids),
@@ -277,12 +278,11 @@ class _Runs:
     def _predict(
         self, backend: Backend, case: Case, schedule: Schedule, row: Result
     ) -> Result | None:
-        from wavealign.gpu.lists import as_executed
         from wavealign.sim.setup import Setup
         from wavealign.sim.simulate import run_schedule
 
-        profile, problem = self._profile, case.problem
-        unmodelled = problem.batch > 1 or problem.heads_per_kv_head > 1
+        profile, sizes = self._profile, case.sizes
+        unmodelled = sizes.batch > 1 or sizes.heads_per_kv_head > 1
         if not self._given["predict"] or unmodelled:
             return None
         if profile is None or backend.name not in profile.kernels:
@@ -291,12 +291,12 @@ class _Runs:
             profile,
             backend.name,
             wave=case.wave,
-            head_dim=problem.head_dim,
-            dtype=problem.dtype,
+            head_dim=sizes.head_dim,
+            dtype=sizes.dtype,
             regime=row.regime or "single",
         )
-        executed = as_executed(schedule, problem.mask, backend.capabilities)
-        return run_schedule(problem.mask, executed, setup, seed=row.seed, name=case.mask_name)
+        executed = backend.capabilities.layout_for(sizes).executed(schedule)
+        return run_schedule(case.mask, executed, setup, seed=row.seed, name=case.mask_name)
 
     def _trace(self, backend: Backend, case: Case) -> None:
         from wavealign.gpu.row_table import TritonRows
@@ -305,7 +305,7 @@ class _Runs:
         assert isinstance(backend, TritonRows)
         stem = Path(case.mask_name).name + ("" if case.head is None else f"_head{case.head}")
         path = Path(self._given["trace"]) / f"{stem}.npz"
-        write_traces(path, backend, case.problem, case.schedules, self._options.seed)
+        write_traces(path, backend, case.sizes, case.schedules, self._options.seed)
         click.echo(f"{path}: traces of {len(case.schedules)} launches", err=True)
 
 
@@ -313,7 +313,7 @@ def _print(backend: Backend, case: Case, pairs: list[Pair]) -> None:
     from wavealign.report.tables import print_table
     from wavealign.report.validation import costs_line, validation_table, verdict_line
 
-    mask = case.problem.mask
+    mask = case.mask
     first = pairs[0][0]
     click.echo(
         f"{case.mask_name}, heads {case.heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "

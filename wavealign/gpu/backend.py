@@ -1,4 +1,4 @@
-"""The interface that every backend implements, and a launch bound to data."""
+"""The interface that every backend implements, and a kernel bound to data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from wavealign.errors import InputError
-from wavealign.gpu.capabilities import Capabilities, Problem
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.sizes import Sizes
 
 if TYPE_CHECKING:
     import torch
 
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.lists import KernelLists
+    from wavealign.planning.lists import DeviceSchedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,10 @@ class BoundKernel:
 
 class Backend(abc.ABC):
     """One attention kernel. Subclasses hold no state beyond what makes a launch cheap.
+
+    Whoever calls `bind` sees to the rest (`wavealign.gpu.execution`): rows are moved into launch
+    order where the layout gathers them, and a batch with a mask for each sequence comes one
+    sequence at a time.
 
     Attributes:
         name: on the command line and in result rows.
@@ -64,32 +69,45 @@ class Backend(abc.ABC):
             return self.distribution
 
     @abc.abstractmethod
-    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """The kernel over these lists.
 
         Args:
-            problem: what the backend hasn't refused.
-            lists: see `kernel_lists`.
+            sizes: of a launch that the backend hasn't refused; one mask for all sequences.
+            lists: on the device of the inputs, in `Capabilities.layout_for` these sizes.
             inputs: K, V, and Q: ``[B, M * block_q, H, D]`` in launch order for gathered rows,
-                else ``[B, tokens_q, H, D]``.
+                else ``[B, tokens_q, H, D]``. See `takes_strides`.
         """
 
-    @abc.abstractmethod
-    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
-        """The same kernel over every K/V block: what sparsity is compared with."""
+    def bind_dense(self, sizes: Sizes, inputs: Inputs) -> BoundKernel:
+        """The same kernel over every K/V block: what sparsity is compared with.
 
-    def rows_per_sm(self, problem: Problem) -> int:
+        Args:
+            sizes: see `bind`.
+            inputs: Q, K and V as they come.
+        """
+        from wavealign.planning.lists import DeviceSchedule
+
+        layout = self.capabilities.layout_for(sizes)
+        lists = DeviceSchedule.full((sizes.H, sizes.M, sizes.N), layout, inputs.q.device)
+        return self.bind(sizes, lists, inputs)
+
+    def takes_strides(self) -> bool:
+        """Whether Q, K and V may have any strides but for D; they are contiguous otherwise."""
+        return False
+
+    def rows_per_sm(self, sizes: Sizes) -> int:
         """Rows in flight on one SM."""
-        del problem
+        del sizes
         return self.capabilities.ctas_per_sm
 
-    def check(self, problem: Problem, compute_capability: tuple[int, int]) -> None:
-        """Raise unless the backend computes this problem right.
+    def check(self, sizes: Sizes, compute_capability: tuple[int, int] | None) -> None:
+        """Raise unless the backend computes launches of these sizes right.
 
         Raises:
             InputError: the backend's name and the reason.
         """
-        if reason := self.capabilities.refusal(problem, compute_capability):
+        if reason := self.capabilities.refusal(sizes, compute_capability):
             raise InputError(f"backend '{self.name}' {reason}.")
 
 

@@ -10,11 +10,8 @@ import numpy as np
 import torch
 
 from wavealign.errors import WaveAlignError
-from wavealign.gpu.backend import Backend
-from wavealign.gpu.capabilities import Problem
-from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.launch import Launch
-from wavealign.order.schedule import Schedule
+from wavealign.gpu.execution import Execution
+from wavealign.masks.block_mask import BlockMask
 
 # bf16 operands leave 2^-9 per rounding of P and of O; fp16 an eighth of that.
 _TOLERANCE_FRAC = {"bf16": 8e-3, "fp16": 1.5e-3}
@@ -39,9 +36,14 @@ class Verdict:
 
 
 def check_launch(
-    launch: Launch, problem: Problem, reference: tuple[torch.Tensor, torch.Tensor], label: str
+    launch: Execution, reference: tuple[torch.Tensor, torch.Tensor], label: str
 ) -> Verdict:
     """Run with poisoned outputs and compare.
+
+    Args:
+        launch: what runs.
+        reference: output and LSE, from `reference_attention`.
+        label: for messages.
 
     Raises:
         WrongResultError: elements that weren't written, or an error beyond rounding.
@@ -57,41 +59,34 @@ def check_launch(
         raise WrongResultError(f"{label}: LSE is -inf in other rows than those without blocks.")
     difference = (lse - wanted_lse)[~empty].abs()
     lse_error = float(difference.max()) if difference.numel() else 0.0
-    limit = _TOLERANCE_FRAC[problem.dtype]
+    dtype = launch.sizes.dtype
+    limit = _TOLERANCE_FRAC[dtype]
     if not error_frac <= limit or not lse_error <= _LSE_TOLERANCE:
         raise WrongResultError(
-            f"{label}: relative error {error_frac:.2e} (at most {limit:.0e} for {problem.dtype}), "
+            f"{label}: relative error {error_frac:.2e} (at most {limit:.0e} for {dtype}), "
             f"LSE off by {lse_error:.2e} (at most {_LSE_TOLERANCE:.0e})."
         )
     return Verdict(error_frac, lse_error)
 
 
-def check_poke(
-    clean: Launch,
-    backend: Backend,
-    problem: Problem,
-    schedule: Schedule,
-    inputs: Inputs,
-    label: str,
-) -> None:
+def check_poke(launch: Execution, mask: BlockMask, label: str) -> None:
     """Poke V outside of the mask: rows that don't keep the poked block may not change by a bit.
 
     In each head the K/V block that most rows skip becomes NaN, so rows that keep it must turn
     NaN too. Nothing is checked where every row keeps every block.
 
     Args:
-        clean: a launch of this schedule over these inputs.
-        backend, problem, schedule, inputs: of that launch.
+        launch: a schedule of this mask.
+        mask: for every sequence.
         label: for messages.
 
     Raises:
         WrongResultError: a row read a V block that it doesn't keep, or not one that it does.
     """
-    mask = problem.mask
-    unpoked = clean.attend()[0].clone()
-    poked = inputs.v.clone()
+    unpoked = launch.attend()[0].clone()
+    poked = launch.inputs.v.clone()
     keeps = np.zeros((mask.H, mask.M), dtype=np.bool_)
-    shared = problem.heads_per_kv_head
+    shared = launch.sizes.heads_per_kv_head
     for g in range(mask.H // shared):
         group = [mask.head(h) for h in range(g * shared, (g + 1) * shared)]
         column = int(sum(np.bincount(h.indices, minlength=mask.N) for h in group).argmin())  # type: ignore[union-attr]
@@ -100,8 +95,7 @@ def check_poke(
         for offset, head in enumerate(group):
             rows = np.repeat(np.arange(mask.M), head.row_nnz)
             keeps[g * shared + offset, rows[head.indices == column]] = True
-    launch = Launch(backend, problem, schedule, dataclasses.replace(inputs, v=poked))
-    out = launch.attend()[0]
+    out = launch.over(dataclasses.replace(launch.inputs, v=poked)).attend()[0]
     of_token = torch.from_numpy(keeps.repeat(mask.block_q, axis=1)[:, : mask.tokens_q].T.copy())
     kept = of_token.to(out.device)  # [tokens, H]
     changed = (out != unpoked).any(-1)  # NaN differs from everything
@@ -111,7 +105,7 @@ def check_poke(
         raise WrongResultError(f"{label}: rows didn't change with V blocks that they keep.")
 
 
-def _poison(launch: Launch) -> None:
+def _poison(launch: Execution) -> None:
     for buffer in launch.buffers:
         buffer.fill_(math.nan)
     if not launch.buffers:

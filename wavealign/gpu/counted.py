@@ -14,9 +14,10 @@ from pathlib import Path
 
 from wavealign.errors import MissingCapabilityError
 from wavealign.gpu.backend import Backend
-from wavealign.gpu.capabilities import Problem
 from wavealign.gpu.counters import Counters, check_control
 from wavealign.gpu.ncu import collect
+from wavealign.gpu.sizes import Sizes
+from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.files import load_mask, save_mask
 from wavealign.order.schedule import Schedule
 
@@ -28,15 +29,15 @@ _LAUNCH_S = 60.0
 
 def count_launches(
     backend: Backend,
-    work: Sequence[tuple[Problem, Sequence[Schedule]]],
+    work: Sequence[tuple[BlockMask, Sizes, Sequence[Schedule]]],
     seed: int,
     cache_control: str,
 ) -> list[list[Counters]]:
-    """Counters of every schedule of every problem, all from one child process.
+    """Counters of every schedule of every mask, all from one child process.
 
     Args:
         backend: what runs them.
-        work: problems, each with its schedules.
+        work: masks, each with the sizes of its launches and their schedules.
         seed: of Q, K and V.
         cache_control: see `collect`.
 
@@ -44,12 +45,12 @@ def count_launches(
         MissingCapabilityError: no profiler, no permission, or a control kernel whose known
             traffic isn't what the counters say.
     """
-    launches = sum(len(schedules) for _, schedules in work)
+    launches = sum(len(schedules) for *_, schedules in work)
     kernels = backend.kernels_per_launch
     with tempfile.TemporaryDirectory(prefix="wavealign-") as name:
         folder = Path(name)
-        for i, (problem, schedules) in enumerate(work):
-            _write(folder / f"launch{i}", problem, schedules)
+        for i, (mask, sizes, schedules) in enumerate(work):
+            _write(folder / f"launch{i}", mask, sizes, schedules)
         job = {"backend": backend.name, "seed": seed, "problems": len(work)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         control, *counted = collect(
@@ -66,19 +67,19 @@ def count_launches(
         for i in range(0, len(counted), kernels)
     ]
     remaining = iter(slowest)
-    return [[next(remaining) for _ in schedules] for _, schedules in work]
+    return [[next(remaining) for _ in schedules] for *_, schedules in work]
 
 
-def _write(folder: Path, problem: Problem, schedules: Sequence[Schedule]) -> None:
+def _write(folder: Path, mask: BlockMask, sizes: Sizes, schedules: Sequence[Schedule]) -> None:
     folder.mkdir()
-    save_mask(folder / "mask.npz", problem.mask)
+    save_mask(folder / "mask.npz", mask)
     for i, schedule in enumerate(schedules):
         schedule.save(folder / f"schedule{i}.npz")
     shapes = {
-        "batch": problem.batch,
-        "kv_heads": problem.kv_heads,
-        "head_dim": problem.head_dim,
-        "dtype": problem.dtype,
+        "batch": sizes.batch,
+        "kv_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "dtype": sizes.dtype,
     }
     text = json.dumps({"schedules": len(schedules), "shapes": shapes})
     (folder / "launch.json").write_text(text, encoding="utf-8")
@@ -108,14 +109,15 @@ def _run_control() -> None:
 
 
 def _run_launches(folder: Path, backend: Backend, seed: int) -> None:
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
 
     launch_job = json.loads((folder / "launch.json").read_text(encoding="utf-8"))
-    problem = Problem(load_mask(folder / "mask.npz").mask, **launch_job["shapes"])
-    inputs = Inputs.random(problem, "cuda", seed)
+    sizes = Sizes.of(load_mask(folder / "mask.npz").mask, **launch_job["shapes"])
+    inputs = Inputs.random(sizes, "cuda", seed)
     for i in range(launch_job["schedules"]):
-        launch = Launch(backend, problem, Schedule.load(folder / f"schedule{i}.npz"), inputs)
+        schedule = Schedule.load(folder / f"schedule{i}.npz")
+        launch = Execution.of(backend, sizes, schedule, inputs)
         launch.run()
         _counted(launch.run)
 

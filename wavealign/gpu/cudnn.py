@@ -11,9 +11,11 @@ from typing import ClassVar
 import torch
 
 from wavealign.gpu.backend import Backend, BoundKernel
-from wavealign.gpu.capabilities import Capabilities, Problem
-from wavealign.gpu.inputs import Inputs, on_device
-from wavealign.gpu.lists import KernelLists
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.sizes import Sizes
+from wavealign.planning.layout import ListLayout
+from wavealign.planning.lists import DeviceSchedule
 
 
 class CudnnBlockSparse(Backend):
@@ -28,24 +30,28 @@ class CudnnBlockSparse(Backend):
         dtypes=("bf16", "fp16"),
         head_dims=(64, 128),
         compute_capability=((9, 0), (9, 0)),
-        walks="forwards",
-        rows="gathered",
-        ctas_per_sm=1,
+        layout=ListLayout("gathered"),
     )
 
-    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
-        counts = on_device(lists.counts, inputs.q.device)[None]
-        indices = on_device(lists.padded(), inputs.q.device)[None]
-        return _bound(problem, inputs, counts, indices)
+        from cudnn.block_sparse_attention import block_sparse_attention_forward
 
-    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
-        """See `Backend.bind_dense`."""
-        mask = problem.mask
-        every = torch.arange(mask.N, dtype=torch.int32, device=inputs.q.device)
-        indices = every.expand(1, mask.H, mask.M, mask.N)
-        counts = torch.full((1, mask.H, mask.M), mask.N, dtype=torch.int32, device=every.device)
-        return _bound(problem, inputs, counts, indices)
+        q, k, v = inputs.q, inputs.k, inputs.v
+        counts = lists.counts.expand(len(q), -1, -1).contiguous()
+        indices = lists.indices.expand(len(q), -1, -1, -1).contiguous()
+
+        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+            result = block_sparse_attention_forward(
+                q, k, v, indices,
+                q2k_block_nums=counts,
+                sparse_block_size=sizes.block_kv,
+                allow_empty_block_nums=True,
+                layout="bshd",
+            )  # fmt: skip
+            return result["o_tensor"], result["lse_tensor"]
+
+        return BoundKernel(launch)
 
 
 class CudnnBlockSparse64(CudnnBlockSparse):
@@ -58,30 +64,6 @@ class CudnnBlockSparse64(CudnnBlockSparse):
         dtypes=("bf16", "fp16"),
         head_dims=(64, 128),
         compute_capability=((9, 0), (9, 0)),
-        walks="backwards",
-        rows="gathered",
+        layout=ListLayout("gathered", "backwards"),
         ctas_per_sm=3,
     )
-
-
-def _bound(
-    problem: Problem, inputs: Inputs, counts: torch.Tensor, indices: torch.Tensor
-) -> BoundKernel:
-    from cudnn.block_sparse_attention import block_sparse_attention_forward
-
-    q, k, v = inputs.q, inputs.k, inputs.v
-    B = q.shape[0]
-    counts = counts.expand(B, -1, -1).contiguous()
-    indices = indices.expand(B, -1, -1, -1).contiguous()
-
-    def launch() -> tuple[torch.Tensor, torch.Tensor]:
-        result = block_sparse_attention_forward(
-            q, k, v, indices,
-            q2k_block_nums=counts,
-            sparse_block_size=problem.mask.block_kv,
-            allow_empty_block_nums=True,
-            layout="bshd",
-        )  # fmt: skip
-        return result["o_tensor"], result["lse_tensor"]
-
-    return BoundKernel(launch)

@@ -14,9 +14,11 @@ from typing import ClassVar
 import torch
 
 from wavealign.gpu.backend import Backend, BoundKernel
-from wavealign.gpu.capabilities import Capabilities, Problem
-from wavealign.gpu.inputs import Inputs, on_device
-from wavealign.gpu.lists import KernelLists
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.sizes import Sizes
+from wavealign.planning.layout import ListLayout
+from wavealign.planning.lists import DeviceSchedule
 
 
 class FlashAttention4(Backend):
@@ -32,56 +34,29 @@ class FlashAttention4(Backend):
         dtypes=("bf16", "fp16"),
         head_dims=(64, 128),
         compute_capability=((9, 0), (9, 0)),
-        walks="backwards",
-        rows="gathered",
-        ragged_kv_first=True,
-        ctas_per_sm=1,
+        layout=ListLayout("gathered", "backwards", ragged_kv_first=True),
     )
 
-    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
-        mask = problem.mask
-        return self.bind_arrays(
-            (mask.block_q, mask.block_kv),
-            inputs,
-            on_device(lists.counts, inputs.q.device),
-            on_device(lists.padded(), inputs.q.device),
-        )
-
-    def bind_arrays(
-        self,
-        block: tuple[int, int],
-        inputs: Inputs,
-        counts: torch.Tensor,
-        indices: torch.Tensor,
-    ) -> BoundKernel:
-        """The kernel over lists that lie on the device already.
-
-        Args:
-            block: tokens of a query and of a K/V block.
-            inputs: Q in launch order, K and V.
-            counts: int32 ``[H, M]``, by slot.
-            indices: int32 ``[H, M, width]``, walked from each list's end.
-        """
         with _quiet():
             from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-        counts = counts[None]
-        H, M = counts.shape[1:]
+        counts = lists.counts[None]
         # Both lists have to be there on Hopper, and the empty one needs its H heads: its head
         # count alone tells the kernel whether lists are per query head.
         sparse = BlockSparseTensorsTorch(
             mask_block_cnt=torch.zeros_like(counts),
-            mask_block_idx=counts.new_zeros(1, H, M, 1),
+            mask_block_idx=counts.new_zeros(*counts.shape, 1),
             full_block_cnt=counts,
-            full_block_idx=indices[None],
-            block_size=block,
+            full_block_idx=lists.indices[None],
+            block_size=(sizes.block_q, sizes.block_kv),
         )
         return _bound(inputs, sparse)
 
-    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
+    def bind_dense(self, sizes: Sizes, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""
-        del problem
+        del sizes
         return _bound(inputs, None)
 
 

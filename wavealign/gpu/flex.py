@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import torch
 
 from wavealign.gpu.backend import Backend, BoundKernel
-from wavealign.gpu.capabilities import Capabilities, Problem
-from wavealign.gpu.inputs import Inputs, on_device
-from wavealign.gpu.lists import KernelLists
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.sizes import Sizes
+from wavealign.planning.layout import ListLayout
+from wavealign.planning.lists import DeviceSchedule
 
 _LIMITS: dict[str, Any] = {
     "recompile_limit": 4096,
@@ -37,38 +39,35 @@ class FlexAttention(Backend):
         dtypes=("bf16", "fp16"),
         head_dims=(64, 128),
         compute_capability=((8, 0), (9, 0)),
-        walks="forwards",
-        rows="gathered",
-        ctas_per_sm=1,
+        layout=ListLayout("gathered"),
     )
 
     def __init__(self) -> None:
         self._compiled: Any = None
 
-    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
         from torch.nn.attention.flex_attention import BlockMask
 
-        mask = problem.mask
-        counts = on_device(lists.counts, inputs.q.device)[None]
+        counts, width = lists.counts[None], lists.indices.shape[-1]
         # Lists as wide as the mask: a width of its own would compile the kernel anew for each
         # schedule.
         blocks = BlockMask.from_kv_blocks(
             torch.zeros_like(counts),
-            counts.new_zeros(1, mask.H, mask.M, mask.N),
+            counts.new_zeros(1, sizes.H, sizes.M, sizes.N),
             counts,
-            on_device(lists.padded(mask.N), inputs.q.device)[None],
-            BLOCK_SIZE=(mask.block_q, mask.block_kv),
+            torch.nn.functional.pad(lists.indices, (0, sizes.N - width))[None],
+            BLOCK_SIZE=(sizes.block_q, sizes.block_kv),
             seq_lengths=(inputs.q.shape[1], inputs.k.shape[1]),
             compute_q_blocks=False,
         )
-        return self._bound(problem, inputs, blocks)
+        return self._bound(sizes, inputs, blocks)
 
-    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
+    def bind_dense(self, sizes: Sizes, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind_dense`."""
-        return self._bound(problem, inputs, None)
+        return self._bound(sizes, inputs, None)
 
-    def _bound(self, problem: Problem, inputs: Inputs, blocks: object) -> BoundKernel:
+    def _bound(self, sizes: Sizes, inputs: Inputs, blocks: object) -> BoundKernel:
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         if self._compiled is None:
@@ -77,8 +76,8 @@ class FlexAttention(Backend):
         heads_first = [t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v)]
         options = {
             "BACKEND": "TRITON",
-            "BLOCK_M": min(128, problem.mask.block_q),
-            "BLOCK_N": min(64, problem.mask.block_kv),
+            "BLOCK_M": min(128, sizes.block_q),
+            "BLOCK_N": min(64, sizes.block_kv),
             # Rows without blocks are legal, and so is a first block that is ragged.
             "ROWS_GUARANTEED_SAFE": False,
             "BLOCKS_ARE_CONTIGUOUS": False,
@@ -95,7 +94,7 @@ class FlexAttention(Backend):
                 out, aux = compiled(
                     *heads_first,
                     block_mask=blocks,
-                    enable_gqa=problem.heads_per_kv_head > 1,
+                    enable_gqa=sizes.heads_per_kv_head > 1,
                     kernel_options=options,
                     return_aux=AuxRequest(lse=True),
                 )

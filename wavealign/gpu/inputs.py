@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy.typing as npt
 import torch
 
 from wavealign.errors import InputError
-from wavealign.gpu.capabilities import Problem
-
-
-def on_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy of a numpy array on the device; a mask's arrays are read-only, a tensor isn't."""
-    return torch.tensor(array, device=device)
-
+from wavealign.gpu.sizes import Sizes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Q, K and V, contiguous.
+    """Q, K and V.
 
     Attributes:
         q: ``[B, tokens_q, H, D]``.
@@ -34,21 +26,36 @@ class Inputs:
     v: torch.Tensor
 
     @classmethod
-    def random(cls, problem: Problem, device: str | torch.device, seed: int = 0) -> Inputs:
+    def random(cls, sizes: Sizes, device: str | torch.device, seed: int = 0) -> Inputs:
         """Standard normal elements, the same for the same seed and device kind."""
-        if problem.dtype not in DTYPES:
-            raise InputError(f"dtype '{problem.dtype}'; expected {' or '.join(DTYPES)}.")
-        mask = problem.mask
+        if sizes.dtype not in DTYPES:
+            raise InputError(f"dtype '{sizes.dtype}'; expected {' or '.join(DTYPES)}.")
         generator = torch.Generator(device).manual_seed(seed)
 
         def draw(tokens: int, heads: int) -> torch.Tensor:
-            shape = (problem.batch, tokens, heads, problem.head_dim)
-            dtype = DTYPES[problem.dtype]
+            shape = (sizes.batch, tokens, heads, sizes.head_dim)
+            dtype = DTYPES[sizes.dtype]
             return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
-        kv_heads = problem.kv_heads or mask.H
+        kv_heads = sizes.kv_heads or sizes.H
         return cls(
-            draw(mask.tokens_q, mask.H),
-            draw(mask.tokens_kv, kv_heads),
-            draw(mask.tokens_kv, kv_heads),
+            draw(sizes.tokens_q, sizes.H),
+            draw(sizes.tokens_kv, kv_heads),
+            draw(sizes.tokens_kv, kv_heads),
+        )
+
+    def sequence(self, b: int) -> Inputs:
+        """One sequence, as a view."""
+        return Inputs(*(t[b : b + 1] for t in (self.q, self.k, self.v)))
+
+    def arranged(self, strided: bool) -> Inputs:
+        """Contiguous, or with D contiguous where other strides are welcome; copies if it must."""
+        fits = (
+            t.stride(-1) == 1 if strided else t.is_contiguous() for t in (self.q, self.k, self.v)
+        )
+        return Inputs(
+            *(
+                t if fit else t.contiguous()
+                for t, fit in zip((self.q, self.k, self.v), fits, strict=True)
+            )
         )

@@ -12,16 +12,16 @@ import torch
 
 from wavealign._version import __version__
 from wavealign.gpu.backend import Backend
-from wavealign.gpu.capabilities import Problem
 from wavealign.gpu.correctness import check_launch, check_poke
 from wavealign.gpu.counted import count_launches
 from wavealign.gpu.counters import Counters
+from wavealign.gpu.execution import Execution, resident
 from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.launch import Launch
-from wavealign.gpu.lists import resident
 from wavealign.gpu.reference import reference_attention
+from wavealign.gpu.sizes import Sizes
 from wavealign.gpu.telemetry import Telemetry
 from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
+from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
 from wavealign.runs.result import Result
 
@@ -62,7 +62,8 @@ class Case:
     """One launch to measure under several schedules, and what its result rows say of it.
 
     Attributes:
-        problem: mask and shapes.
+        mask: for every sequence.
+        sizes: of it, of Q, K and V.
         schedules: with distinct policies.
         mask_name: in the result rows.
         heads, head: see `Result`.
@@ -71,7 +72,8 @@ class Case:
         schedule_files: policy → file, for schedules that were read.
     """
 
-    problem: Problem
+    mask: BlockMask
+    sizes: Sizes
     schedules: Sequence[Schedule]
     mask_name: str
     heads: str
@@ -111,27 +113,28 @@ def measure(
         progress: called with a word on each step.
 
     Raises:
-        InputError: the backend can't compute this problem.
+        InputError: the backend can't compute this sizes.
         WrongResultError: a launch computed something else.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    backend.check(case.problem, torch.cuda.get_device_capability(device))
-    inputs = Inputs.random(case.problem, device, options.seed)
-    launches = {s.policy: Launch(backend, case.problem, s, inputs) for s in case.schedules}
+    backend.check(case.sizes, torch.cuda.get_device_capability(device))
+    inputs = Inputs.random(case.sizes, device, options.seed)
+    launches = {s.policy: Execution.of(backend, case.sizes, s, inputs) for s in case.schedules}
     facts = {
         s.policy: _Facts(
-            launches[s.policy].executed is not s, (counters or {}).get(s.policy, _NOT_COUNTED)
+            launches[s.policy].lists.layout.ragged_kv_first,
+            (counters or {}).get(s.policy, _NOT_COUNTED),
         )
         for s in case.schedules
     }
     if options.check:
-        reference = reference_attention(case.problem, inputs)
+        reference = reference_attention(case.mask, inputs)
         progress("reference")
         for schedule in case.schedules:
             label = f"{backend.name}, {case.mask_name}, {schedule.policy}"
             launch = launches[schedule.policy]
-            verdict = check_launch(launch, case.problem, reference, label)
-            check_poke(launch, backend, case.problem, schedule, inputs, label)
+            verdict = check_launch(launch, reference, label)
+            check_poke(launch, case.mask, label)
             facts[schedule.policy].error_frac = verdict.error_frac
             progress(f"checked {schedule.policy}")
         del reference
@@ -140,18 +143,18 @@ def measure(
         if launch.moves_rows:
             facts[policy].gather_ms = time_call(launch.gather)
             facts[policy].scatter_ms = time_call(launch.scatter)
-    limits: dict[str, Launch] = {}
+    limits: dict[str, Execution] = {}
     if options.limit:
-        block_bytes = 2 * case.problem.mask.block_kv * case.problem.head_dim * inputs.k.itemsize
+        block_bytes = 2 * case.sizes.block_kv * case.sizes.head_dim * inputs.k.itemsize
         limits = {
-            s.policy: Launch(
-                backend, case.problem, resident(s, _RESIDENT_BYTES // block_bytes), inputs
+            s.policy: Execution.of(
+                backend, case.sizes, resident(s, _RESIDENT_BYTES // block_bytes), inputs
             )
             for s in case.schedules
         }
     dense_ms = None
     if options.dense:
-        dense = backend.bind_dense(case.problem, inputs)
+        dense = backend.bind_dense(case.sizes, inputs)
         dense_ms = time_single({"dense": dense.launch}, 3, device)["dense"]
         progress("dense")
     rows = _Rows(backend, case, options, facts, telemetry, dense_ms)
@@ -182,7 +185,7 @@ def count_cases(
     Raises:
         MissingCapabilityError: counters can't be read, or can't be trusted.
     """
-    work = [(case.problem, case.schedules) for case in cases]
+    work = [(case.mask, case.sizes, case.schedules) for case in cases]
     counted = count_launches(backend, work, options.seed, options.cache_control)
     return [
         dict(zip((s.policy for s in case.schedules), launches, strict=True))
@@ -228,16 +231,16 @@ class _Rows:
         )
 
     def _row(self, policy: str, regime: Regime, time_ms: float, limit_ms: float | None) -> Result:
-        case, problem, facts = self._case, self._case.problem, self._facts[policy]
-        mask = problem.mask
+        case, sizes, facts = self._case, self._case.sizes, self._facts[policy]
+        mask = case.mask
         counters = facts.counters
-        kv_token_bytes = 4 * problem.head_dim  # K and V in two bytes each
+        kv_token_bytes = 4 * sizes.head_dim  # K and V in two bytes each
         read = counters.hbm_read_bytes
-        flops = 4.0 * mask.block_q * mask.block_kv * problem.head_dim * mask.nnz * problem.batch
+        flops = 4.0 * mask.block_q * mask.block_kv * sizes.head_dim * mask.nnz * sizes.batch
         dense_ms = self._dense_ms if regime == "single" else None
         state = self._telemetry.read()
         requested = counters.l2_requested_bytes
-        asked = mask.nnz * mask.block_kv * kv_token_bytes * problem.batch
+        asked = mask.nnz * mask.block_kv * kv_token_bytes * sizes.batch
         return Result.of(
             source="measured",
             policy=policy,
@@ -259,7 +262,7 @@ class _Rows:
             l2_requested_bytes=requested if requested is not None else asked,
             fabric_bytes=counters.fabric_bytes,
             hbm_read_bytes=read,
-            compulsory_bytes=_compulsory_tokens(problem) * kv_token_bytes * problem.batch,
+            compulsory_bytes=_compulsory_tokens(mask, sizes) * kv_token_bytes * sizes.batch,
             belady_bytes=None,
             imbalance_frac=None,
             clock_ghz=counters.clock_ghz if regime == "single" else None,
@@ -272,10 +275,10 @@ class _Rows:
             version=__version__,
             tokens_kv=mask.tokens_kv,
             density=mask.density,
-            batch=problem.batch,
-            kv_heads=problem.kv_heads or mask.H,
-            head_dim=problem.head_dim,
-            dtype=problem.dtype,
+            batch=sizes.batch,
+            kv_heads=sizes.kv_heads or mask.H,
+            head_dim=sizes.head_dim,
+            dtype=sizes.dtype,
             counters_ms=counters.time_ms,
             tensor_active_frac=counters.tensor_active_frac,
             hbm_write_bytes=counters.hbm_write_bytes,
@@ -292,9 +295,9 @@ class _Rows:
         )
 
 
-def _compulsory_tokens(problem: Problem) -> int:
+def _compulsory_tokens(mask: BlockMask, sizes: Sizes) -> int:
     """Distinct K/V tokens that the launch reads, over the K/V heads."""
-    mask, shared = problem.mask, problem.heads_per_kv_head
+    shared = sizes.heads_per_kv_head
     tokens = 0
     for g in range(mask.H // shared):
         touched = np.zeros(mask.N, dtype=np.bool_)

@@ -3,53 +3,97 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
-from wavealign.gpu.capabilities import Problem
-from wavealign.gpu.inputs import Inputs, on_device
+from wavealign.gpu.backend import Backend, BoundKernel
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.sizes import Sizes
+from wavealign.masks.block_mask import BlockMask
+from wavealign.planning.lists import DeviceSchedule
 
 _SCORES_BYTES = 2**31  # of one chunk of rows' scores
 
+Rows = Iterable[tuple[int, torch.Tensor]]  # a head's query blocks, each with its K/V blocks
 
-def reference_attention(problem: Problem, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+
+class Reference(Backend):
+    """Row after row in launch order over its list: slow, on any device, for tests and doubts."""
+
+    name: ClassVar[str] = "reference"
+    title: ClassVar[str] = "row after row in float32, on any device"
+    needs: ClassVar[tuple[tuple[str, str], ...]] = (("torch", "gpu"),)
+    distribution: ClassVar[str] = "torch"
+    capabilities: ClassVar[Capabilities] = Capabilities(None, None, None, None)
+
+    def takes_strides(self) -> bool:
+        """See `Backend.takes_strides`."""
+        return True
+
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
+        """See `Backend.bind`. A launch reads table and counts on the host."""
+
+        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+            table, counts = lists.table.tolist(), lists.counts.tolist()
+
+            def rows(h: int) -> Rows:
+                return ((i, lists.indices[h, i, : counts[h][i]]) for i in table[h])
+
+            return _attend(inputs, (sizes.block_q, sizes.block_kv), rows, inputs.q.dtype)
+
+        return BoundKernel(launch)
+
+
+def reference_attention(mask: BlockMask, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over the kept blocks only; a row of query blocks at a time, so 364K tokens fit.
 
     Rows without a K/V block give output 0 and log-sum-exp -inf.
 
     Args:
-        problem: mask and shapes.
+        mask: for every sequence.
         inputs: Q, K and V on any device.
 
     Returns:
         Output float32 ``[B, tokens_q, H, D]`` and log-sum-exp (natural logarithm) float32
         ``[B, H, tokens_q]``.
     """
-    mask = problem.mask
-    q, k, v = inputs.q, inputs.k, inputs.v
-    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    lse = torch.full((q.shape[0], mask.H, mask.tokens_q), -math.inf, device=q.device)
-    scale = 1.0 / math.sqrt(problem.head_dim)
-    within = torch.arange(mask.block_kv, device=q.device)
-    for h in range(mask.H):
+
+    def rows(h: int) -> Rows:
         head = mask.head(h)
-        kv_head = h // problem.heads_per_kv_head
-        keys, values = (t[:, :, kv_head].float() for t in (k, v))  # [B, tokens_kv, D]
-        lists = on_device(head.indices, q.device)
-        for i in range(mask.M):
-            begin, end = head.indptr[i : i + 2]
-            if begin == end:
+        blocks = torch.tensor(head.indices, device=inputs.q.device)
+        return enumerate(blocks[begin:end] for begin, end in pairwise(head.indptr.tolist()))
+
+    return _attend(inputs, (mask.block_q, mask.block_kv), rows, torch.float32)
+
+
+def _attend(
+    inputs: Inputs, block: tuple[int, int], rows: Callable[[int], Rows], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    (B, tokens, H, D), (block_q, block_kv) = q.shape, block
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full((B, H, tokens), -math.inf, dtype=torch.float32, device=q.device)
+    within = torch.arange(block_kv, device=q.device)
+    for h in range(H):
+        keys, values = (t[:, :, h // (H // k.shape[2])].float() for t in (k, v))
+        for row, blocks in rows(h):
+            if not len(blocks):
                 continue
-            tokens = slice(i * mask.block_q, min((i + 1) * mask.block_q, mask.tokens_q))
-            kept = (lists[begin:end, None] * mask.block_kv + within).flatten()
-            kept = kept[kept < mask.tokens_kv]
-            out[:, tokens, h], lse[:, h, tokens] = attend_tokens(
-                q[:, tokens, h].float(), keys, values, kept, scale
+            own = slice(row * block_q, min((row + 1) * block_q, tokens))
+            kept = (blocks[:, None].long() * block_kv + within).flatten()
+            kept = kept[kept < k.shape[1]]
+            attended, lse[:, h, own] = _attend_tokens(
+                q[:, own, h].float(), keys, values, kept, 1.0 / math.sqrt(D)
             )
+            out[:, own, h] = attended.to(dtype)
     return out, lse
 
 
-def attend_tokens(
+def _attend_tokens(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query block over the kept tokens, a chunk at a time, merged by log-sum-exp."""

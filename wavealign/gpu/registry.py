@@ -2,35 +2,82 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError, unknown_name
-from wavealign.gpu.backend import Backend
 
-BACKEND_NAMES = ("fa4", "triton", "flex", "cudnn", "cudnn64", "flashinfer")
+if TYPE_CHECKING:
+    from wavealign.gpu.backend import Backend
 
 
-def backends() -> list[Backend]:
+@dataclass(frozen=True)
+class Refused:
+    """A kernel that is known, and never launched.
+
+    Attributes:
+        name: as others call it.
+        title: for people.
+        reason: why it isn't.
+    """
+
+    name: str
+    title: str
+    reason: str
+
+    def missing(self) -> str:
+        """See `Backend.missing`."""
+        return f"refused: {self.reason}"
+
+
+_KNOWN: dict[str, str | Refused] = {
+    "fa4": "wavealign.gpu.fa4:FlashAttention4",
+    "triton": "wavealign.gpu.row_table:TritonRows",
+    "flex": "wavealign.gpu.flex:FlexAttention",
+    "cudnn": "wavealign.gpu.cudnn:CudnnBlockSparse",
+    "cudnn64": "wavealign.gpu.cudnn:CudnnBlockSparse64",
+    "reference": "wavealign.gpu.reference:Reference",
+    "flashinfer": Refused(
+        "flashinfer",
+        "FlashInfer block-sparse attention",
+        "its plan sorts rows by K/V length and deals them to a fixed grid, so the order of the "
+        "rows in Q and in the mask decides nothing, and its public interface takes no order "
+        "(flashinfer 0.7, PrefillSM90Plan)",
+    ),
+}
+"""Name → class, or why there is none."""
+
+BACKEND_NAMES = _KNOWN.keys()
+
+PREFERRED = ("triton", "fa4")
+"""What ``"auto"`` tries, in this order."""
+
+
+def backends() -> list[Backend | Refused]:
     """One of each, whether or not this installation can run it.
 
     Raises:
         MissingCapabilityError: torch isn't installed.
     """
-    from wavealign._extras import require
+    return [known if isinstance(known, Refused) else _backend(known) for known in _KNOWN.values()]
 
-    require("torch", "gpu", "a backend")
-    from wavealign.gpu.cudnn import CudnnBlockSparse, CudnnBlockSparse64
-    from wavealign.gpu.fa4 import FlashAttention4
-    from wavealign.gpu.flashinfer import FlashInfer
-    from wavealign.gpu.flex import FlexAttention
-    from wavealign.gpu.row_table import TritonRows
 
-    return [
-        FlashAttention4(),
-        TritonRows(),
-        FlexAttention(),
-        CudnnBlockSparse(),
-        CudnnBlockSparse64(),
-        FlashInfer(),
-    ]
+def registered(name: str) -> Backend:
+    """The backend of this name, whether or not this installation can run it.
+
+    Raises:
+        InputError: no such name.
+        MissingCapabilityError: it can't be given an order, or torch isn't installed.
+    """
+    if name not in _KNOWN:
+        raise unknown_name("backend", name, BACKEND_NAMES)
+    known = _KNOWN[name]
+    if isinstance(known, Refused):
+        raise MissingCapabilityError(f"backend '{name}': {known.missing()}.")
+    return _backend(known)
 
 
 def find_backend(name: str) -> Backend:
@@ -40,9 +87,16 @@ def find_backend(name: str) -> Backend:
         InputError: no such name.
         MissingCapabilityError: it isn't installed, or it can't be given an order.
     """
-    if name not in BACKEND_NAMES:
-        raise unknown_name("backend", name, BACKEND_NAMES)
-    backend = next(b for b in backends() if b.name == name)
+    backend = registered(name)
     if reason := backend.missing():
         raise MissingCapabilityError(f"backend '{name}': {reason}.")
     return backend
+
+
+@functools.cache
+def _backend(home: str) -> Backend:
+    """One a process: what a backend has compiled serves every launch."""
+    require("torch", "gpu", "a backend")
+    module, _, name = home.partition(":")
+    made: Backend = getattr(importlib.import_module(module), name)()
+    return made

@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 
 from wavealign.gpu.backend import Backend, BoundKernel
-from wavealign.gpu.capabilities import Capabilities, Problem
-from wavealign.gpu.inputs import Inputs, on_device
-from wavealign.gpu.lists import KernelLists
+from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.sizes import Sizes
+from wavealign.planning.lists import DeviceSchedule
 
 
 class TritonRows(Backend):
@@ -28,67 +29,34 @@ class TritonRows(Backend):
         dtypes=("bf16", "fp16"),
         head_dims=(64, 128),
         compute_capability=((8, 0), (9, 0)),
-        walks="forwards",
-        rows="table",
-        ctas_per_sm=1,
     )
 
-    def rows_per_sm(self, problem: Problem) -> int:
+    def rows_per_sm(self, sizes: Sizes) -> int:
         """See `Backend.rows_per_sm`: on Hopper two CTAs of 64 rows share an SM."""
         if not is_hopper():
             return 1
         from wavealign.gpu._hopper_kernels import CTA_SHAPES
 
-        return CTA_SHAPES[problem.mask.block_q].ctas_per_sm
+        return CTA_SHAPES[sizes.block_q].ctas_per_sm
 
-    def bind(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> BoundKernel:
+    def takes_strides(self) -> bool:
+        """See `Backend.takes_strides`: the Gluon kernel's descriptors have them."""
+        return is_hopper()
+
+    def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
-        return _bound(problem, inputs, *_arrays(lists, inputs.q.device))
+        return _bound(sizes, lists, inputs)
 
-    def bind_arrays(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        table: torch.Tensor,
-        counts: torch.Tensor,
-        starts: torch.Tensor,
-        indices: torch.Tensor,
-    ) -> BoundKernel:
-        """The kernel over lists that lie on the device already.
-
-        Args:
-            problem: what the backend hasn't refused; of its mask only sizes are looked at.
-            inputs: Q, K and V.
-            table, counts: int32 ``[H, M]``: slot → query block, and its K/V blocks.
-            starts: int64 ``[H * M]``, where each query block's list begins in `indices`.
-            indices: int32.
-        """
-        return _bound(problem, inputs, table, counts, starts, indices)
-
-    def bind_dense(self, problem: Problem, inputs: Inputs) -> BoundKernel:
-        """See `Backend.bind_dense`: every row reads one list, that of all K/V blocks."""
-        mask, device = problem.mask, inputs.q.device
-        table = torch.arange(mask.M, dtype=torch.int32, device=device).repeat(mask.H, 1)
-        return _bound(
-            problem,
-            inputs,
-            table,
-            torch.full_like(table, mask.N),
-            torch.zeros(mask.H * mask.M, dtype=torch.int64, device=device),
-            torch.arange(mask.N, dtype=torch.int32, device=device),
-        )
-
-    def trace(self, problem: Problem, lists: KernelLists, inputs: Inputs) -> torch.Tensor:
+    def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> torch.Tensor:
         """Run once and say when and where each CTA ran.
 
         Returns:
             int64 ``[B * H * M, 3]`` in launch order: start and end in ns of the GPU's timer, and
             the SM's number. Tracing slows the kernel.
         """
-        rows = problem.batch * problem.mask.H * problem.mask.M
+        rows = sizes.batch * sizes.H * sizes.M
         record = torch.zeros(rows, 3, dtype=torch.int64, device=inputs.q.device)
-        arrays = _arrays(lists, inputs.q.device)
-        _bound(problem, inputs, *arrays, record).launch()
+        _bound(sizes, lists, inputs, record).launch()
         return record
 
 
@@ -97,29 +65,11 @@ def is_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-def _arrays(
-    lists: KernelLists, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Table, counts, starts and indices."""
-    assert lists.table is not None
-    return (
-        on_device(lists.table, device),
-        on_device(lists.counts, device),
-        on_device(lists.indptr[:-1], device),
-        on_device(lists.indices, device),
-    )
-
-
 def _bound(
-    problem: Problem,
-    inputs: Inputs,
-    table: torch.Tensor,
-    counts: torch.Tensor,
-    starts: torch.Tensor,
-    indices: torch.Tensor,
-    record: torch.Tensor | None = None,
+    sizes: Sizes, lists: DeviceSchedule, inputs: Inputs, record: torch.Tensor | None = None
 ) -> BoundKernel:
-    mask, (q, k, v) = problem.mask, (inputs.q, inputs.k, inputs.v)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    arrays = (lists.table, lists.counts, lists.starts, lists.indices)
     B, tokens, H, D = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
@@ -129,9 +79,8 @@ def _bound(
         from wavealign.gpu._hopper_kernels import attend_rows_hopper
 
         attend_rows_hopper(
-            q, k, v, out, lse, table, counts, starts, indices, record, scale_log2,
-            mask.block_q, mask.block_kv,
-        )  # fmt: skip
+            q, k, v, out, lse, *arrays, record, scale_log2, sizes.block_q, sizes.block_kv
+        )
         return out, lse
 
     def launch_plain() -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,12 +88,12 @@ def _bound(
 
         # What shared memory allows: 164 KiB on an A100, 100 KiB on other Ampere and Ada cards.
         tile = 64 if torch.cuda.get_device_capability(q.device) == (8, 0) else 32
-        attend_rows[(mask.M, H, B)](
-            q, k, v, out, lse, table, counts, starts, indices,
-            starts if record is None else record, scale_log2, tokens, mask.tokens_kv, H, k.shape[2],
-            D=D, BLOCK_Q=mask.block_q, BLOCK_KV=mask.block_kv, TILE=tile,
-            RAGGED=mask.tokens_kv % mask.block_kv != 0, TRACE=record is not None, STAGES=2,
-            num_warps=8 if mask.block_q == 128 else 4,
+        attend_rows[(sizes.M, H, B)](
+            q, k, v, out, lse, *arrays, lists.starts if record is None else record,
+            scale_log2, tokens, sizes.tokens_kv, H, k.shape[2],
+            D=D, BLOCK_Q=sizes.block_q, BLOCK_KV=sizes.block_kv, TILE=tile,
+            RAGGED=sizes.ragged_kv, TRACE=record is not None, STAGES=2,
+            num_warps=8 if sizes.block_q == 128 else 4,
         )  # fmt: skip
         return out, lse
 

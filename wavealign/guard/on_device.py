@@ -39,7 +39,7 @@ def device_statistics(
     mask: torch.Tensor,
     wave: int,
     capacity_blocks: int,
-    sweeps: torch.Tensor,
+    kv_orders: torch.Tensor,
     seed: int = 0,
     launches: Launches | None = None,
 ) -> list[HeadStatistics]:
@@ -49,7 +49,7 @@ def device_statistics(
         mask: bool ``[H, M, N]`` or ``[B, H, M, N]``.
         wave: rows in flight, W.
         capacity_blocks: K/V blocks that L2 holds.
-        sweeps: int32 ``[H, N]``, the shuffled sweeps (`Planner.sweeps`).
+        kv_orders: int32 ``[H, N]``, the shuffled K/V orders (`Planner.kv_orders`).
         seed: that they were drawn with.
         launches: of this mask, where `device_lengths` has made them.
 
@@ -61,7 +61,7 @@ def device_statistics(
         return mask_statistics(
             BlockMask.from_dense(kept.cpu().numpy()), wave, capacity_blocks, seed
         )
-    return _on_gpu(kept, wave, capacity_blocks, sweeps, launches)
+    return _on_gpu(kept, wave, capacity_blocks, kv_orders, launches)
 
 
 def device_lengths(mask: torch.Tensor, wave: int) -> tuple[list[HeadStatistics], Launches | None]:
@@ -118,7 +118,7 @@ def _on_gpu(
     kept: torch.Tensor,
     wave: int,
     capacity_blocks: int,
-    sweeps: torch.Tensor,
+    kv_orders: torch.Tensor,
     launches: Launches | None = None,
 ) -> list[HeadStatistics]:
     from wavealign.guard._snapshot_kernels import launch_snapshots
@@ -130,12 +130,12 @@ def _on_gpu(
     identity = torch.arange(N, dtype=torch.int32, device=kept.device).expand(H, N).contiguous()
     capacity = max(1, int(capacity_blocks / max(1.0, wave / M)))
     figures = [counts.sum(-1), kept.any(1).sum(-1)]
-    for order, order_sweeps, order_starts, sawtooth in (
+    for order, own_kv_orders, order_starts, sawtooth in (
         (natural, identity, starts[0], False),
-        (made.by_nnz.int(), sweeps, starts[1], True),
+        (made.by_nnz.int(), kv_orders, starts[1], True),
     ):
         found = launch_snapshots(
-            kept, order, counts, order_sweeps, order_starts.view(H, M), wave, WINDOW_WAVES * wave,
+            kept, order, counts, own_kv_orders, order_starts.view(H, M), wave, WINDOW_WAVES * wave,
             SNAPSHOTS, capacity, BLOCK_TICKS, START_TICKS, sawtooth,
         )  # fmt: skip
         figures += [found[:, 0], found[:, 1]]

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
-from wavealign.attention.stateful import Attention, Buffers, Reuse, Statistics
+from wavealign.attention.plans import Buffers
+from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.sessions import SESSIONS

@@ -95,14 +95,17 @@ class Schedule:
         Some kernels mask keys out of range in the first block that they visit only. The other
         blocks keep their order; without a ragged block nothing changes.
         """
-        if mask.tokens_kv % mask.block_kv == 0:
-            return self
+        return self if mask.tokens_kv % mask.block_kv == 0 else self.last_kv_first()
+
+    def last_kv_first(self) -> Schedule:
+        """This schedule, with rows that hold the last K/V block visiting it first."""
+        last = self.shape[2] - 1
         indices = self.indices.copy()
-        places = np.flatnonzero(indices == mask.N - 1)
+        places = np.flatnonzero(indices == last)
         rows = np.searchsorted(self.indptr, places, side="right") - 1
         for begin, place in zip(self.indptr[rows], places, strict=True):
             indices[begin + 1 : place + 1] = self.indices[begin:place]
-            indices[begin] = mask.N - 1
+            indices[begin] = last
         return Schedule(self.row_order, self.indptr, indices, self.shape, self.policy)
 
     def save(self, path: str | Path) -> None:

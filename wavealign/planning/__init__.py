@@ -11,11 +11,12 @@ from wavealign._lazy import lazy_names
 
 if TYPE_CHECKING:
     from wavealign.planning.layout import ListLayout
+    from wavealign.planning.lists import DeviceSchedule
     from wavealign.planning.masks import dense_mask, mask_from_lists, mask_from_packed
-    from wavealign.planning.planner import DeviceSchedule, Planner
+    from wavealign.planning.planner import Planner
 
 _HOMES = {
-    "DeviceSchedule": "wavealign.planning.planner",
+    "DeviceSchedule": "wavealign.planning.lists",
     "ListLayout": "wavealign.planning.layout",
     "Planner": "wavealign.planning.planner",
     "dense_mask": "wavealign.planning.masks",

@@ -11,21 +11,21 @@ import triton.language as tl
 
 @triton.jit
 def ordered_lists(
-    mask, counts, sweeps, backwards, skips, slots, out, M, N, width,
+    mask, counts, kv_orders, backwards, skips, slots, out, M, N, width,
     LANES: tl.constexpr, GATHERED: tl.constexpr, REVERSED: tl.constexpr, RAGGED: tl.constexpr,
     PLACES: tl.constexpr,
 ):  # fmt: skip
     """Row (query block, head): its K/V blocks (or places, with PLACES) in visiting order.
 
     mask: uint8 ``[H, M, N]``; counts, skips int32, backwards uint8, slots int64 ``[H, M]``;
-    sweeps int32 ``[H, N]``; out int32 ``[H, M, width]``. LANES is a power of 2 from N up.
+    kv_orders int32 ``[H, N]``; out int32 ``[H, M, width]``. LANES is a power of 2 from N up.
     """
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = (head * M + block).to(tl.int64)
     places = tl.arange(0, LANES)
     inside = places < N
-    blocks = tl.load(sweeps + head * N + places, mask=inside, other=0)
+    blocks = tl.load(kv_orders + head * N + places, mask=inside, other=0)
     kept = tl.load(mask + row * N + blocks, mask=inside, other=0).to(tl.int32)
     visit = tl.cumsum(kept, 0) - 1
     if PLACES:
@@ -57,18 +57,18 @@ def launch_lists(mask, counts, walk, slots, layout, out) -> None:
     """`write_lists` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
     ordered_lists[(M, H)](
-        mask.view(torch.uint8), counts, walk.sweeps, walk.backwards.view(torch.uint8), walk.skips,
-        slots, out, M, N, out.shape[-1],
-        GATHERED=layout.rows == "gathered", REVERSED=layout.walks == "backwards",
+        mask.view(torch.uint8), counts, walk.kv_orders, walk.backwards.view(torch.uint8),
+        walk.skips, slots, out, M, N, out.shape[-1],
+        GATHERED=layout.gathers, REVERSED=layout.walks == "backwards",
         RAGGED=layout.ragged_kv_first, PLACES=False, **_options(N),
     )  # fmt: skip
 
 
-def launch_places(mask, counts, sweeps, out) -> None:
+def launch_places(mask, counts, kv_orders, out) -> None:
     """`write_places` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
     bits = mask.view(torch.uint8)
     ordered_lists[(M, H)](
-        bits, counts, sweeps, bits, counts, counts, out, M, N, out.shape[-1],
+        bits, counts, kv_orders, bits, counts, counts, out, M, N, out.shape[-1],
         GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels of `phased`: a list schedule of the launch, and where rows enter the sweep."""
+"""Triton kernels of `phased`: a list schedule of the launch, and where rows enter their pass."""
 
 # triton.jit functions are not Python that mypy can follow: see pyproject.toml.
 
@@ -58,7 +58,7 @@ def list_schedule(
 
 
 @triton.jit
-def enter_sweeps(
+def enter_passes(
     order, counts, places, phased, starts, workers, cosines, sines, skips,
     M, N, width, BLOCK_TICKS, START_TICKS,
     LANES: tl.constexpr, PROBES: tl.constexpr, REACH: tl.constexpr,
@@ -179,7 +179,7 @@ def launch_phases(order, counts, places, phased, wave, columns, block_ticks, sta
     skips = torch.zeros(H, M, dtype=torch.int32, device=order.device)
     lanes = triton.next_power_of_2(wave)
     cosines, sines = _circle(columns, order.device)
-    enter_sweeps[(H,)](
+    enter_passes[(H,)](
         order, counts, places, phased.view(torch.uint8), starts, workers, cosines, sines, skips,
         M, columns, places.shape[-1], block_ticks, start_ticks,
         LANES=lanes, PROBES=_PROBES, REACH=REACH_PLACES, num_warps=max(1, min(8, lanes // 64)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from wavealign.order.schedule import Schedule
+
 
 @dataclass(frozen=True)
 class ListLayout:
@@ -20,3 +22,12 @@ class ListLayout:
     rows: Literal["table", "gathered"] = "table"
     walks: Literal["forwards", "backwards"] = "forwards"
     ragged_kv_first: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows lie by slot."""
+        return self.rows == "gathered"
+
+    def executed(self, schedule: Schedule) -> Schedule:
+        """The schedule that a kernel really runs: the same but for what it insists on."""
+        return schedule.last_kv_first() if self.ragged_kv_first else schedule

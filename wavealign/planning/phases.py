@@ -1,4 +1,4 @@
-"""Where each row enters the sweep: `phased`, with its two recurrences.
+"""Where each row enters its pass over K/V: `phased`, with its two recurrences.
 
 A list schedule of the launch says when each row starts and on which worker; that takes row
 lengths only, but runs through the whole launch, head after head. Given those times, a row's entry
@@ -24,12 +24,12 @@ def entry_skips(
     wave: int,
     columns: int,
 ) -> torch.Tensor:
-    """How many entries of its sweep each row leaves for the end.
+    """How many entries of its list each row leaves for the end of its pass.
 
     Args:
         order: int32 ``[H, M]``, slot → query block.
         counts: int32 ``[H, M]``, by query block.
-        places: int32 ``[H, M, width]``, each row's places in its head's sweep, ascending.
+        places: int32 ``[H, M, width]``, each row's places in its head's K/V order, ascending.
         phased: bool ``[H]``: heads whose rows do so; rows of others begin at 0.
         wave: rows in flight, W.
         columns: N.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,56 +14,14 @@ from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder, draw_kv_order
 from wavealign.planning import row_orders
 from wavealign.planning.layout import ListLayout
+from wavealign.planning.lists import DeviceSchedule
 from wavealign.planning.masks import dense_mask
 from wavealign.planning.phases import entry_skips
 from wavealign.planning.recipes import Recipe, recipes_per_head
+from wavealign.planning.spectra import RANK
 from wavealign.planning.visits import Walk, write_lists, write_places
 
 _MOST_COLUMNS = 32768
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceSchedule:
-    """A schedule as a kernel reads it.
-
-    Attributes:
-        table: int32 ``[H, M]``, slot → query block.
-        counts: int32 ``[H, M]``, K/V blocks of each row: by query block, or by slot where the
-            layout gathers rows.
-        starts: int64 ``[H * M]``, where each row's list begins in `indices`.
-        indices: int32 ``[H, M, width]``; what lies behind a row's list has no meaning.
-        columns: N.
-        layout: the convention of `counts` and `indices`.
-        policies: one name a head.
-    """
-
-    table: torch.Tensor
-    counts: torch.Tensor
-    starts: torch.Tensor
-    indices: torch.Tensor
-    columns: int
-    layout: ListLayout
-    policies: tuple[str, ...]
-
-    def to_schedule(self) -> Schedule:
-        """The same schedule on the host; this waits for the device.
-
-        Raises:
-            InputError: another layout than the default one, or lists longer than `width`.
-        """
-        if self.layout != ListLayout():
-            raise InputError("only lists by query block, walked forwards, make a Schedule.")
-        H, M, width = self.indices.shape
-        counts = self.counts.cpu().numpy().reshape(-1)
-        if counts.size and counts.max() > width:
-            raise InputError(f"a row keeps {counts.max()} K/V blocks, the lists hold {width}.")
-        indptr = np.zeros(H * M + 1, dtype=np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        padded = self.indices.cpu().numpy().reshape(H * M, width)
-        indices = padded[np.arange(width) < counts[:, None]]
-        names = dict.fromkeys(self.policies)
-        name = next(iter(names)) if len(names) == 1 else "mixed"
-        return Schedule(self.table.cpu().numpy(), indptr, indices, (H, M, self.columns), name)
 
 
 class Planner:
@@ -113,7 +70,7 @@ class Planner:
             self._counts = torch.empty(H, M, dtype=torch.int32, device=self.device)
             self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
             self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
-        self._sweeps: dict[tuple[bool, ...], torch.Tensor] = {}
+        self._kv_orders: dict[tuple[bool, ...], torch.Tensor] = {}
         self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
         self._solver_start: torch.Tensor | None = None
 
@@ -142,22 +99,22 @@ class Planner:
         recipes = recipes_per_head(policies, H)
         visits = [recipe.visits for recipe in recipes]
         counts = kept.sum(-1, dtype=torch.int32)
-        order = self._row_orders(kept, counts, recipes)
+        rows = row_orders.Rows(kept, counts, self.wave, self._start)
+        order = self._row_orders(rows, recipes)
         slots = torch.argsort(order, dim=-1)
         self._table.copy_(order)
-        gathered = self.layout.rows == "gathered"
-        self._counts.copy_(counts.gather(-1, order) if gathered else counts)
-        sweeps = self._sweeps_of(visits)
+        self._counts.copy_(counts.gather(-1, order) if self.layout.gathers else counts)
+        kv_orders = self._kv_orders_of(visits)
         odd = slots // self.wave % 2 == 1
         backwards = odd & self._flag([v.sawtooth for v in visits])[:, None]
         if any(v.phased for v in visits):
             # The lists' own buffer holds the places first: they are as many.
-            write_places(kept, counts, sweeps, self._indices)
+            write_places(kept, counts, kv_orders, self._indices)
             phased = self._flag([v.phased for v in visits])
             skips = entry_skips(self._table, counts, self._indices, phased, self.wave, N)
         else:
             skips = torch.zeros_like(counts)
-        walk = Walk(sweeps, backwards, skips)
+        walk = Walk(kv_orders, backwards, skips)
         write_lists(kept, counts, walk, slots, self.layout, self._indices)
         return DeviceSchedule(
             self._table,
@@ -169,55 +126,38 @@ class Planner:
             tuple(recipe.name for recipe in recipes),
         )
 
-    def sweeps(self, policies: str | Sequence[str]) -> torch.Tensor:
-        """Int32 ``[H, N]``: each head's sweep under these policies, place → K/V block."""
-        return self._sweeps_of([r.visits for r in recipes_per_head(policies, self.shape[0])])
+    def kv_orders(self, policies: str | Sequence[str]) -> torch.Tensor:
+        """Int32 ``[H, N]``: each head's K/V order under these policies, place → K/V block."""
+        return self._kv_orders_of([r.visits for r in recipes_per_head(policies, self.shape[0])])
 
-    def _row_orders(
-        self, kept: torch.Tensor, counts: torch.Tensor, recipes: Sequence[Recipe]
-    ) -> torch.Tensor:
-        made: dict[tuple[str, bool], torch.Tensor] = {}
-        for name, inside_waves in dict.fromkeys((r.rows, r.inside_waves) for r in recipes):
-            if name == "nnz":
-                order = row_orders.by_nnz(counts)
-            elif name == "nnz-dealt":
-                order = row_orders.by_nnz_dealt(counts, self.wave)
-            elif name == "svd":
-                order = self._svd(kept, counts)
-            else:
-                order = row_orders.natural(counts)
-            if inside_waves:
-                order = row_orders.by_nnz_inside_waves(order, counts, self.wave)
-            made[name, inside_waves] = order
-        if len(made) == 1:
-            return next(iter(made.values()))
-        chosen = torch.empty_like(next(iter(made.values())), memory_format=torch.contiguous_format)
-        for key, order in made.items():
-            uses = self._flag([(r.rows, r.inside_waves) == key for r in recipes])
-            chosen = torch.where(uses[:, None], order, chosen)
+    def _row_orders(self, rows: row_orders.Rows, recipes: Sequence[Recipe]) -> torch.Tensor:
+        keys = [(recipe.rows, recipe.inside_waves) for recipe in recipes]
+        made = {key: row_orders.row_order(*key, rows) for key in dict.fromkeys(keys)}
+        chosen = made[keys[0]]
+        for key, order in list(made.items())[1:]:
+            chosen = torch.where(self._flag([k == key for k in keys])[:, None], order, chosen)
         return chosen
 
-    def _svd(self, kept: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        from wavealign.planning.spectra import RANK, svd_order
-
+    def _start(self) -> torch.Tensor:
+        """Of the solver, drawn on the host once and kept on the device."""
         if self._solver_start is None:
             rng = OrderContext(self.wave, self.seed, 0).rng(Draw.SOLVER)
             start = rng.standard_normal((self.shape[2], RANK)).astype(np.float32)
             self._solver_start = torch.from_numpy(start).to(self.device)
-        return svd_order(kept, counts, self._solver_start)
+        return self._solver_start
 
-    def _sweeps_of(self, visits: Sequence[VisitOrder]) -> torch.Tensor:
+    def _kv_orders_of(self, visits: Sequence[VisitOrder]) -> torch.Tensor:
         """int32 ``[H, N]``, drawn on the host once and kept on the device."""
         key = tuple(v.shuffled for v in visits)
-        if key not in self._sweeps:
+        if key not in self._kv_orders:
             _, M, N = self.shape
             empty = HeadMask(np.zeros(M + 1, np.int64), np.zeros(0, np.int32), M, N)
             drawn = [
                 draw_kv_order(empty, v, OrderContext(self.wave, self.seed, h))
                 for h, v in enumerate(visits)
             ]
-            self._sweeps[key] = torch.from_numpy(np.stack(drawn)).to(self.device)
-        return self._sweeps[key]
+            self._kv_orders[key] = torch.from_numpy(np.stack(drawn)).to(self.device)
+        return self._kv_orders[key]
 
     def _flag(self, values: Sequence[bool]) -> torch.Tensor:
         """Bool ``[H]`` on the device, copied there once."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from wavealign.errors import InputError
 from wavealign.order.policies import parse_policy
 from wavealign.order.visits import VisitOrder
-
-ROWS = ("original", "nnz", "nnz-dealt", "svd")
-"""Row orders there is a device implementation of; each also takes the suffix ``+nnz``."""
+from wavealign.planning.row_orders import ROW_ORDERS
 
 _NAMES = {"nnz-wave": "original+nnz", "lockstep": "nnz", "resync": "nnz-dealt"}
 
@@ -21,7 +19,7 @@ class Recipe:
 
     Attributes:
         name: the policy, as written.
-        rows: one of `ROWS`.
+        rows: one of `ROW_ORDERS`.
         inside_waves: whether waves are sorted by NNZ.
         visits: how rows walk their lists.
     """
@@ -48,10 +46,11 @@ class Recipe:
         text = policy.name.partition("/")[0]
         text = _NAMES.get(text, text)
         rows = text.removesuffix("+nnz") if policy.nnz_inside_waves else text
-        if rows not in ROWS:
+        if rows not in ROW_ORDERS:
             raise InputError(
                 f"policy '{name}': '{rows}' isn't planned on a device; valid row orders there: "
-                f"{', '.join(ROWS)}, each also with +nnz (wavealign.build_schedule has the others)."
+                f"{', '.join(ROW_ORDERS)}, each also with +nnz (wavealign.build_schedule has the "
+                "others)."
             )
         return cls(policy.name, rows, policy.nnz_inside_waves, policy.visits)
 

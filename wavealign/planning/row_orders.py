@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
+from wavealign.errors import unknown_name
 from wavealign.order.row_orders import DEALT_SPAN_FRAC
+from wavealign.planning.spectra import svd_order
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a row order may depend on.
+
+    Attributes:
+        mask: bool ``[H, M, N]``.
+        counts: int32 ``[H, M]``, K/V blocks of each row.
+        wave: rows in flight, W.
+        solver_start: gives the random vectors that `svd` starts from.
+    """
+
+    mask: torch.Tensor
+    counts: torch.Tensor
+    wave: int
+    solver_start: Callable[[], torch.Tensor]
+
+
+def row_order(name: str, inside_waves: bool, rows: Rows) -> torch.Tensor:
+    """The row order of this name; with `inside_waves` its waves are sorted by NNZ.
+
+    Raises:
+        InputError: no such name.
+    """
+    if name not in ROW_ORDERS:
+        raise unknown_name("row order", name, ROW_ORDERS)
+    order = ROW_ORDERS[name](rows)
+    return by_nnz_inside_waves(order, rows.counts, rows.wave) if inside_waves else order
 
 
 def natural(counts: torch.Tensor) -> torch.Tensor:
@@ -72,3 +106,12 @@ def _followed(following: torch.Tensor) -> torch.Tensor:
     for _ in range((places - 1).bit_length()):
         reach = (reach @ reach).clamp_max(1.0)
     return reach[:, 0] > 0
+
+
+ROW_ORDERS: dict[str, Callable[[Rows], torch.Tensor]] = {
+    "original": lambda rows: natural(rows.counts),
+    "nnz": lambda rows: by_nnz(rows.counts),
+    "nnz-dealt": lambda rows: by_nnz_dealt(rows.counts, rows.wave),
+    "svd": lambda rows: svd_order(rows.mask, rows.counts, rows.solver_start()),
+}
+"""Row orders there is a device implementation of; each also takes the suffix ``+nnz``."""

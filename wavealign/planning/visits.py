@@ -1,4 +1,4 @@
-"""From a mask, sweeps and row orders to lists, in torch operations.
+"""From a mask, K/V orders and row orders to lists, in torch operations.
 
 `write_lists` is the readable twin of the Triton kernel in `_list_kernels`, which replaces it on a
 GPU; tests hold the two against each other.
@@ -20,13 +20,13 @@ class Walk:
     """How the rows of a launch are walked.
 
     Attributes:
-        sweeps: int32 ``[H, N]``, place in the head's sweep → K/V block.
-        backwards: bool ``[H, M]``: rows, by query block, that walk against the sweep.
-        skips: int32 ``[H, M]``: entries of a row's sweep that it visits last, after wrapping
+        kv_orders: int32 ``[H, N]``, place in the head's K/V order → K/V block.
+        backwards: bool ``[H, M]``: rows, by query block, that walk it backwards.
+        skips: int32 ``[H, M]``: entries of its list that a row visits last, after wrapping
             around; less than its length.
     """
 
-    sweeps: torch.Tensor
+    kv_orders: torch.Tensor
     backwards: torch.Tensor
     skips: torch.Tensor
 
@@ -59,7 +59,7 @@ def write_lists(
     heads = max(1, _CHUNK_BYTES // (8 * M * N))
     for first in range(0, H, heads):
         part = slice(first, first + heads)
-        piece = Walk(walk.sweeps[part], walk.backwards[part], walk.skips[part])
+        piece = Walk(walk.kv_orders[part], walk.backwards[part], walk.skips[part])
         _write(mask[part], counts[part], piece, slots[part], layout, out[part])
 
 
@@ -73,14 +73,14 @@ def _write(
 ) -> None:
     H, M, N = mask.shape
     width = out.shape[-1]
-    sweeps = walk.sweeps[:, None, :].expand(H, M, N)
-    kept = mask.gather(-1, sweeps.long())
+    kv_orders = walk.kv_orders[:, None, :].expand(H, M, N)
+    kept = mask.gather(-1, kv_orders.long())
     last = counts[..., None] - 1
     visit = kept.cumsum(-1, dtype=torch.int32) - 1
     visit = torch.where(walk.backwards[..., None], last - visit, visit)
     visit = torch.remainder(visit - walk.skips[..., None], (last + 1).clamp_min(1))
     if layout.ragged_kv_first:
-        ragged = kept & (sweeps == N - 1)
+        ragged = kept & (kv_orders == N - 1)
         # Where the row visits its last K/V block; behind every place where it hasn't one.
         at = torch.where(ragged, visit, 0).sum(-1, keepdim=True)
         at = torch.where(ragged.any(-1, keepdim=True), at, -1)
@@ -89,28 +89,28 @@ def _write(
         visit = last - visit
     target = torch.where(kept & (visit < width), visit, width).long()
     wide = out.new_zeros(H, M, width + 1)
-    wide.scatter_(-1, target, sweeps)
+    wide.scatter_(-1, target, kv_orders)
     rows = wide[..., :width]
-    if layout.rows == "gathered":
+    if layout.gathers:
         out.scatter_(1, slots[..., None].expand(-1, -1, width), rows)
     else:
         out.copy_(rows)
 
 
 def write_places(
-    mask: torch.Tensor, counts: torch.Tensor, sweeps: torch.Tensor, out: torch.Tensor
+    mask: torch.Tensor, counts: torch.Tensor, kv_orders: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write each row's places in the head's sweep, ascending: int32 ``[H, M, width]``."""
+    """Write each row's places in the head's K/V order, ascending: int32 ``[H, M, width]``."""
     H, M, N = mask.shape
     if out.is_cuda:
         from wavealign.planning._list_kernels import launch_places
 
-        launch_places(mask, counts, sweeps, out)
+        launch_places(mask, counts, kv_orders, out)
         return
     width = out.shape[-1]
     places = torch.arange(N, dtype=torch.int32, device=mask.device)
     for h in range(H):
-        kept = mask[h][:, sweeps[h].long()]
+        kept = mask[h][:, kv_orders[h].long()]
         visit = kept.cumsum(-1, dtype=torch.int32) - 1
         target = torch.where(kept & (visit < width), visit, width).long()
         wide = out.new_zeros(M, width + 1)

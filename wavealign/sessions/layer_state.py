@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from wavealign.attention.backends import Choice
-from wavealign.attention.inputs import Geometry
-from wavealign.attention.plans import Plan
+from wavealign.attention.plans import Plan, Prepared
 from wavealign.errors import InputError
-from wavealign.guard.decide import Guard
 from wavealign.sessions.rule import Memory
 from wavealign.sessions.tokens import TokenOrder
 
@@ -23,7 +20,7 @@ class LayerState:
     Attributes:
         signature: shape, dtype and device of its calls, and their tokens of text.
         order: of the tokens.
-        sizes, choice, guard: of its plans.
+        prepared: what its plans have in common.
         next_step: the one that is expected.
         memory: the rule's; candidates as packed bits.
         plan: of the blocks in use; None before the first search.
@@ -33,9 +30,7 @@ class LayerState:
 
     signature: tuple[object, ...]
     order: TokenOrder
-    sizes: Geometry
-    choice: Choice
-    guard: Guard | None
+    prepared: Prepared
     next_step: int = 0
     memory: Memory = dataclasses.field(default_factory=Memory)
     plan: Plan | None = None

@@ -6,12 +6,9 @@ import dataclasses
 
 import torch
 
-from wavealign.attention.backends import Choice
-from wavealign.attention.inputs import Geometry
-from wavealign.attention.plans import Plan, Terms, make_plan, make_planner
-from wavealign.guard.decide import Guard
+from wavealign.attention.plans import Buffers, Plan, Prepared
 from wavealign.planning.layout import ListLayout
-from wavealign.planning.planner import DeviceSchedule, Planner
+from wavealign.planning.lists import DeviceSchedule
 
 SEARCH_LOOK_FRAC = 0.01
 """Share of a plan's uses that the guard's look at a found mask may take.
@@ -24,51 +21,30 @@ there is to win in launches long enough is 2 to 6 % (docs/results/gsrs.md).
 class Planners:
     """Plans for all layers of a model with one set of buffers; what is kept is copied out."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
-        self._planners: dict[object, Planner] = {}
+    def __init__(self) -> None:
+        self._buffers = Buffers()
 
-    def plan(
-        self,
-        keep: torch.Tensor,
-        sizes: Geometry,
-        choice: Choice,
-        guard: Guard | None,
-        uses: int,
-        longest: int | None,
-    ) -> Plan:
+    def plan(self, keep: torch.Tensor, prepared: Prepared, uses: int, longest: int | None) -> Plan:
         """A plan with lists of its own.
 
         Args:
             keep: bool ``[B, H, M, N]``.
-            sizes: of the mask.
-            choice: the backend.
-            guard: None where a policy was asked for; otherwise the host waits for its numbers,
-                where the launch is long enough for a look.
+            prepared: for such masks; where it has a guard, the host waits for its numbers if the
+                launch is long enough for a look.
             uses: steps that the plan serves.
             longest: K/V blocks of the longest row; None where the host doesn't know, then lists
                 are N long.
         """
-        heads = keep.flatten(0, 1)
-        planner = self._planner(heads, sizes, choice, choice.layout(sizes))
+        planner = prepared.planner(self._buffers)
         # Made once and used so often: that is what looking has to pay for, too.
-        plan = make_plan(heads, sizes, choice, planner, self._terms, guard, uses=uses, calls=uses)
+        plan = prepared.plan(keep.flatten(0, 1), planner, uses=uses, calls=uses)
         return dataclasses.replace(plan, schedule=own_copy(plan.schedule, longest))
 
     def lists(
-        self, keep: torch.Tensor, sizes: Geometry, choice: Choice, policies: tuple[str, ...]
+        self, keep: torch.Tensor, prepared: Prepared, policies: tuple[str, ...]
     ) -> DeviceSchedule:
         """Lists of a mask for kernels with a row table, valid until the next call."""
-        heads = keep.flatten(0, 1)
-        return self._planner(heads, sizes, choice, ListLayout())(heads, policies)
-
-    def _planner(
-        self, heads: torch.Tensor, sizes: Geometry, choice: Choice, layout: ListLayout
-    ) -> Planner:
-        key = (sizes, choice.name, layout, heads.device)
-        if key not in self._planners:
-            self._planners[key] = make_planner(heads, sizes, choice, self._terms, layout)
-        return self._planners[key]
+        return prepared.planner(self._buffers, ListLayout())(keep.flatten(0, 1), policies)
 
 
 def own_copy(schedule: DeviceSchedule, longest: int | None) -> DeviceSchedule:

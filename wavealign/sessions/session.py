@@ -15,8 +15,9 @@ import torch
 
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
-from wavealign.attention.inputs import Geometry, Sequences, check_fit
-from wavealign.attention.plans import Terms, fitting_choice
+from wavealign.attention.inputs import Sequences
+from wavealign.attention.plans import prepare
+from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
 from wavealign.numbers import block_size, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
@@ -73,7 +74,7 @@ class Session:
             profile: device name or path; by default the GPU at hand.
             backend: see `wavealign.attend`.
             objective, regime: the guard's, see `wavealign.Attention`.
-            seed: of the sweeps.
+            seed: of the shuffled K/V orders.
             check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
                 a search, and learns the longest row; without it, lists are N long.
             full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
@@ -98,7 +99,7 @@ class Session:
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._regime, self._check_finite = regime, check_finite
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
-        self._planners = Planners(self._terms)
+        self._planners = Planners()
         self._states: dict[tuple[int, str], LayerState] = {}
         self._tally = Tally()
 
@@ -126,7 +127,7 @@ class Session:
         state = self._states.get((layer, branch))
         if state is None or state.keep is None:
             raise InputError(f"layer {layer}, branch '{branch}': nothing was searched yet.")
-        return mask_from_packed(state.keep, state.sizes.N)
+        return mask_from_packed(state.keep, state.prepared.sizes.N)
 
     def explain(self) -> str:
         """The last plan of every layer and branch, one line a head."""
@@ -237,20 +238,18 @@ class Session:
         if state is not None:
             check_signature(where, step, state, signature)
             return state
-        B, L, H, D = q.shape
+        B, L, H, _ = q.shape
         order = self._orders.get(text_tokens)
         if order is None:
             order = TokenOrder(self._order_name, self._grid, text_tokens)
         order.check(L)
         self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
-        sizes = Geometry(H, M, N, *self._block, L, L, B)
-        check_fit(sequences, sizes)
-        choice = fitting_choice(sizes, sequences, self._terms.backend, None)
-        guard = None
-        if self._terms.policy == "auto":
-            guard = self._terms.guard(sizes, choice, D, self._regime, SEARCH_LOOK_FRAC)
-        return LayerState(signature, order, sizes, choice, guard)
+        prepared = prepare(
+            self._terms, (B * H, M, N), B, self._block, q.device,
+            sequences=sequences, regime=self._regime, close_frac=SEARCH_LOOK_FRAC,
+        )  # fmt: skip
+        return LayerState(signature, order, prepared)
 
     def _by_plan(
         self, state: LayerState, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -266,14 +265,12 @@ class Session:
         q, k, v = (state.order.forward(x) for x in (q, k, v))
         memory, schedule = state.memory, None
         if memory.candidates is not None:
-            candidates = mask_from_packed(memory.candidates, state.sizes.N)
+            candidates = mask_from_packed(memory.candidates, state.prepared.sizes.N)
             memory = dataclasses.replace(memory, candidates=candidates)
             if state.first_policies and self.rule.takes_schedule:
                 # The candidates are the first mask: what was chosen for it fits, and what was
                 # chosen for a sparser one since may not.
-                schedule = self._planners.lists(
-                    candidates, state.sizes, state.choice, state.first_policies
-                )
+                schedule = self._planners.lists(candidates, state.prepared, state.first_policies)
         call = StepCall(step, q, k, v, self._block, state.order.text_tokens, schedule)
         return self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
 
@@ -294,16 +291,14 @@ class Session:
         bits = state.memory.candidates
         if bits is None:
             return None
-        return mask_from_packed(bits, state.sizes.N).mean(dtype=torch.float32)
+        return mask_from_packed(bits, state.prepared.sizes.N).mean(dtype=torch.float32)
 
     def _remember(
         self, state: LayerState, found: Found, uses: int, longest: int | None
     ) -> LayerState:
         memory, plan = found.memory, None
         if uses:
-            plan = self._planners.plan(
-                found.keep, state.sizes, state.choice, state.guard, uses, longest
-            )
+            plan = self._planners.plan(found.keep, state.prepared, uses, longest)
         kept = pack(found.keep)
         if memory.candidates is not None:
             bits = kept if memory.candidates is found.keep else pack(memory.candidates)

@@ -16,7 +16,7 @@ from wavealign.sweep.finalists import Card
 from wavealign.sweep.trial import failed, worker_name
 
 if TYPE_CHECKING:
-    from wavealign.gpu.capabilities import Problem
+    from wavealign.gpu.sizes import Sizes
 
 
 def find_card() -> Card:
@@ -62,16 +62,16 @@ def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
     from wavealign.gpu.registry import find_backend
 
     card = find_card()
-    backend, problem = find_backend(spec.kernel), problem_of(spec, mask)
-    backend.check(problem, card.compute_capability)
-    return card, card.sms * backend.rows_per_sm(problem)
+    backend, sizes = find_backend(spec.kernel), sizes_of(spec, mask)
+    backend.check(sizes, card.compute_capability)
+    return card, card.sms * backend.rows_per_sm(sizes)
 
 
-def problem_of(spec: Launch, mask: BlockMask) -> Problem:
+def sizes_of(spec: Launch, mask: BlockMask) -> Sizes:
     """The launch of a spec, as backends see it."""
-    from wavealign.gpu.capabilities import Problem
+    from wavealign.gpu.sizes import Sizes
 
-    return Problem(mask, head_dim=spec.head_dim, dtype=spec.dtype)
+    return Sizes.of(mask, head_dim=spec.head_dim, dtype=spec.dtype)
 
 
 def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialRecord]:
@@ -99,7 +99,8 @@ def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialReco
             schedules.append(build_schedule(mask, spec.policy, spec.wave, spec.seed))
             planning_ms[spec.policy] = (time.perf_counter() - planning_start) * 1e3
         case = Case(
-            problem_of(first, mask),
+            mask,
+            sizes_of(first, mask),
             schedules,
             first.mask,
             first.heads,
