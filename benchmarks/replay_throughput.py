@@ -1,4 +1,4 @@
-"""How fast traces are replayed: LRU, stack distances, Belady. Prints ratios, asserts nothing.
+"""How fast traces are replayed: stack distances, Belady. Prints ratios, asserts nothing.
 
     pip install '.[bench]'
     python benchmarks/replay_throughput.py
@@ -28,7 +28,7 @@ from sim_throughput import (
 
 from wavealign.masks import load_mask
 from wavealign.order import build_schedule
-from wavealign.sim._replay_kernels import launch_trace, lru_replay, opt_misses, stack_distances
+from wavealign.sim._replay_kernels import launch_trace, opt_misses, stack_distances
 
 
 @njit
@@ -87,7 +87,6 @@ def main() -> None:
             lists = schedule.row_order, schedule.indptr, schedule.indices
             launch = (*lists, mask.N, WORKERS, HIT_TICKS, START_TICKS)
             trace, launch_s = timed(lambda launch=launch: launch_trace(*launch))
-            lru, lru_s = timed(lambda trace=trace: lru_replay(trace, keys, CAPACITY))
             _, curve_s = timed(lambda trace=trace: stack_distances(trace, keys, mask.N))
             opt, opt_s = timed(lambda trace=trace: opt_misses(trace, keys, CAPACITY))
             wide = trace.astype(np.int64)
@@ -97,7 +96,6 @@ def main() -> None:
             }
             for name, seconds, misses, peer in (
                 ("launch_trace", launch_s, None, ""),
-                ("lru_replay", lru_s, lru, "LRU"),
                 ("stack_distances", curve_s, None, "LRU"),
                 ("opt_misses", opt_s, opt, "Belady"),
             ):

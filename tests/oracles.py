@@ -71,6 +71,19 @@ def stack_distance_misses(trace, capacity):
     return misses
 
 
+def lru_misses(trace, capacity):
+    """Misses of an LRU that starts empty."""
+    cache = OrderedDict()
+    misses = 0
+    for key in trace:
+        misses += key not in cache
+        cache[key] = True
+        cache.move_to_end(key)
+        if len(cache) > capacity:
+            cache.popitem(last=False)
+    return misses
+
+
 def greedy(sets, window):
     """Largest summed Jaccard overlap (in units of 2**-20) with the last `window` rows."""
 

@@ -100,6 +100,18 @@ def test_measured_rows_of_this_projects_schema(tmp_path):
     assert [r.hbm_read_bytes for r in again] == [json.loads(x)["hbm_read_bytes"] for x in lines]
 
 
+def test_a_part_of_a_mask_file_is_found_by_its_key(tmp_path):
+    mask = random_mask(shape=(1, 20, 30))
+    dense = mask.head(0).to_dense()
+    np.savez(tmp_path / "m.npz", **{"a/mask": dense, "b/mask": ~dense, "a/block_size": [128, 128]})
+    for key, digest in (("a", mask.digest), ("b", BlockMask.from_dense(~dense[None]).digest)):
+        row = measured_result(mask=f"m:{key}", mask_digest=digest, heads="0", wave=8)
+        (tmp_path / "runs.jsonl").write_text(row.to_json())
+        (found,) = load_recordings(tmp_path)
+        assert found.mask.digest == digest
+        assert found.launch == row.launch
+
+
 def test_recorded_orders_are_replayed_as_they_were():
     files = (DATA / "h200", DATA / "h200" / "runs-first.jsonl")
     found = {r.label: r for runs in files for r in load_recordings(runs)}

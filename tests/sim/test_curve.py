@@ -21,7 +21,6 @@ from wavealign.sim import Setup
 from wavealign.sim._kernels import stream_lru
 from wavealign.sim._replay_kernels import (
     launch_trace,
-    lru_replay,
     opt_misses,
     split_heads,
     stack_distances,
@@ -87,7 +86,7 @@ def test_distances_and_misses_of_every_capacity(case):
     assert (every.tolist(), last.tolist()) == oracles.stack_distances(trace.tolist(), keys, columns)
     distinct = len(set(trace.tolist()))
     for capacity in range(1, keys + 1):
-        misses = lru_replay(trace, keys, capacity)
+        misses = oracles.lru_misses(trace.tolist(), capacity)
         assert misses == oracles.stack_distance_misses(trace.tolist(), capacity)
         assert misses == every[capacity:].sum()
         least = opt_misses(trace, keys, capacity)
@@ -106,7 +105,7 @@ def test_long_traces_outlive_the_bitmap(keys, spread):
     assert every.sum() == len(trace)
     assert last.sum() == np.count_nonzero(trace == keys - 1)
     for capacity in {1, keys // 50 + 1, keys // 2 + 1, keys}:
-        assert lru_replay(trace, keys, capacity) == every[capacity:].sum()
+        assert oracles.lru_misses(trace.tolist(), capacity) == every[capacity:].sum()
 
 
 @settings(deadline=None, max_examples=100)

@@ -115,29 +115,23 @@ def fit_guard(
             f"{', '.join(CANDIDATES[1:])}."
         )
 
-    def with_figures(**figures: Any) -> CostModel:
-        return dataclasses.replace(model, profile=dataclasses.replace(model.profile, **figures))
-
     model = min(
-        (with_figures(capacity_frac=frac) for frac in CAPACITY_FRACS),
+        (_with(model, capacity_frac=frac) for frac in CAPACITY_FRACS),
         key=lambda m: _squares(_hit_errors(cases, m, statistics, CANDIDATES[:2])),
     )
     model = min(
-        (with_figures(phased_sweeps=round(0.5 + 0.05 * i, 2)) for i in range(41)),
+        (_with(model, phased_sweeps=round(0.5 + 0.05 * i, 2)) for i in range(41)),
         key=lambda m: (
             round(_regret(groups, m, statistics), 6),
             _squares(_hit_errors(cases, m, statistics, (RESYNC,))),
         ),
     )
     model = min(
-        (with_figures(miss_stall_frac=stall) for stall in _STALLS),
+        (_with(model, miss_stall_frac=stall) for stall in _STALLS),
         key=lambda m: _squares(_speedup_errors(groups, m, statistics)),
     )
     measured = any(case.source == "measured" for case in cases)
-    profile = dataclasses.replace(
-        model.profile, source="measured" if measured else "simulated", calibrated_on=note
-    )
-    return dataclasses.replace(model, profile=profile)
+    return _with(model, source="measured" if measured else "simulated", calibrated_on=note)
 
 
 def fit_errors(cases: Sequence[GuardCase], model: CostModel) -> FitErrors:
@@ -152,6 +146,11 @@ def fit_errors(cases: Sequence[GuardCase], model: CostModel) -> FitErrors:
     )
 
 
+def _with(model: CostModel, **figures: Any) -> CostModel:
+    """The model with these constants in its profile."""
+    return dataclasses.replace(model, profile=dataclasses.replace(model.profile, **figures))
+
+
 Statistics = dict[tuple[str, float], list[HeadStatistics]]
 
 
@@ -164,10 +163,7 @@ def _statistics(
     masks = {case.mask.digest: case.mask for case in cases}
     for count, (key, mask) in enumerate(masks.items(), 1):
         capacities = [
-            dataclasses.replace(
-                model, profile=dataclasses.replace(model.profile, capacity_frac=frac)
-            ).capacity_blocks(mask.block_kv)
-            for frac in fracs
+            _with(model, capacity_frac=frac).capacity_blocks(mask.block_kv) for frac in fracs
         ]
         rows = mask_statistics_for(mask, model.setup.wave, capacities)
         found.update({(key, frac): heads for frac, heads in zip(fracs, rows, strict=True)})

@@ -16,16 +16,14 @@ from wavealign.masks.block_mask import HeadMask, Int32Array, Int64Array
 from wavealign.order.blas import single_threaded_blas
 from wavealign.order.context import OrderContext
 from wavealign.order.row_orders import nnz
+from wavealign.order.schedule import inverse
 from wavealign.order.spectra import singular_coordinates, turned_to_long
 
 Float64Array = npt.NDArray[np.float64]
 Split = Callable[[Int64Array], Float64Array]
 
-RANK = 8
-"""Coordinates of a row where a family looks at more than one direction."""
 
-
-def pd_bisect(head: HeadMask, context: OrderContext, rank: int = RANK) -> Int32Array:
+def pd_bisect(head: HeadMask, context: OrderContext, rank: int) -> Int32Array:
     """Divide the rows along the principal direction of each part, down to waves.
 
     Principal direction divisive partitioning (Boley 1998,
@@ -36,7 +34,7 @@ def pd_bisect(head: HeadMask, context: OrderContext, rank: int = RANK) -> Int32A
     return _bisect(points, head, context.wave)
 
 
-def profile_bisect(head: HeadMask, context: OrderContext, bins: int = 16) -> Int32Array:
+def profile_bisect(head: HeadMask, context: OrderContext, bins: int) -> Int32Array:
     """As `pd_bisect`, on each row's cumulative profile.
 
     The profile of a row says how many of its blocks lie in the first 1, 2, ... of `bins` equal
@@ -46,7 +44,7 @@ def profile_bisect(head: HeadMask, context: OrderContext, bins: int = 16) -> Int
     return _bisect(cumulative_profile(head, bins), head, context.wave)
 
 
-def kmeans(head: HeadMask, context: OrderContext, rank: int = RANK, rounds: int = 10) -> Int32Array:
+def kmeans(head: HeadMask, context: OrderContext, rank: int, rounds: int) -> Int32Array:
     """Balanced k-means on the coordinates of `svd`: clusters of one wave, longest rows first.
 
     Lloyd's two steps, with every cluster filled to one wave (Malinen & Fränti 2014,
@@ -70,12 +68,11 @@ def kmeans(head: HeadMask, context: OrderContext, rank: int = RANK, rounds: int 
     # The last wave of the launch is the only one that may be short.
     mean_nnz = np.bincount(label, weights=head.row_nnz) / capacity
     full = capacity == context.wave
-    rank_of_cluster = np.empty(len(capacity), dtype=np.int64)
-    rank_of_cluster[np.lexsort((-mean_nnz, ~full))] = np.arange(len(capacity))
+    rank_of_cluster = inverse(np.lexsort((-mean_nnz, ~full)))
     return np.argsort(rank_of_cluster[label], kind="stable").astype(np.int32)
 
 
-def graph_bisect(head: HeadMask, context: OrderContext, rounds: int = 20) -> Int32Array:
+def graph_bisect(head: HeadMask, context: OrderContext, rounds: int) -> Int32Array:
     """Recursive bisection of the row-block graph, rows swapped between halves while it pays.
 
     Dhulipala et al. 2016 (https://arxiv.org/abs/1602.08820): a half's cost is the bits that

@@ -16,18 +16,14 @@ from scipy.spatial import cKDTree
 
 from wavealign._extras import require
 from wavealign.masks.block_mask import HeadMask, Int32Array
-from wavealign.order.bisection import RANK
 from wavealign.order.context import Draw, OrderContext
+from wavealign.order.schedule import inverse
 from wavealign.order.spectra import long_rows_first, singular_coordinates
-
-NEIGHBOURS = 10
 
 _metis_lock = threading.Lock()  # its random numbers are the process's
 
 
-def rcm(
-    head: HeadMask, context: OrderContext, neighbours: int = NEIGHBOURS, rank: int = RANK
-) -> Int32Array:
+def rcm(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> Int32Array:
     """Reverse Cuthill-McKee order of the neighbour graph, from the end with the longer rows.
 
     Cuthill & McKee 1969 (https://doi.org/10.1145/800195.805928), by scipy: breadth first, so that
@@ -38,9 +34,7 @@ def rcm(
     return long_rows_first(order, head)
 
 
-def metis(
-    head: HeadMask, context: OrderContext, neighbours: int = NEIGHBOURS, rank: int = RANK
-) -> Int32Array:
+def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> Int32Array:
     """Cut the neighbour graph into parts of about a wave, fewest edges between them.
 
     Multilevel recursive bisection by METIS (Karypis & Kumar 1998,
@@ -65,8 +59,7 @@ def metis(
     label = np.asarray(labels, dtype=np.int64)
     size = np.bincount(label, minlength=parts)
     mean_nnz = np.bincount(label, weights=head.row_nnz, minlength=parts) / np.maximum(size, 1)
-    place = np.empty(parts, dtype=np.int64)
-    place[np.argsort(-mean_nnz, kind="stable")] = np.arange(parts)
+    place = inverse(np.argsort(-mean_nnz, kind="stable"))
     return np.argsort(place[label], kind="stable").astype(np.int32)
 
 

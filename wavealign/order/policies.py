@@ -22,7 +22,6 @@ from wavealign.order.parameters import (
 )
 from wavealign.order.registry import (
     ALIASES,
-    PAPER,
     ROWS,
     SUFFIX,
     VISITS,
@@ -34,18 +33,6 @@ from wavealign.order.registry import (
 )
 from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder, fill_lists, phase_lists, turn_lists
-
-__all__ = [
-    "DEFAULT_POLICIES",
-    "PAPER",
-    "Entry",
-    "Policy",
-    "build_schedule",
-    "parse_policy",
-    "policy_names",
-    "registry",
-    "visiting_lists",
-]
 
 DEFAULT_POLICIES = (
     "original",
@@ -88,7 +75,11 @@ class Policy:
         """The row order of one head: slot in launch order → query block, int32 ``(M,)``."""
         given = self.row_parameters
         context = context.replaced(_whole(given, "wave"), _whole(given, "seed"))
-        own = {name: value for name, value in given.items() if name not in ("wave", "seed")}
+        own = {
+            parameter.name: given.get(parameter.name, parameter.default)
+            for parameter in ROWS[self.base][1].parameters
+            if parameter.name not in ("wave", "seed")
+        }
         order = self.rows(head, context, **own)
         if self.nnz_inside_waves:
             order = row_orders.nnz_inside_waves(order, head, context.wave)

@@ -12,7 +12,10 @@ from wavealign.order.context import OrderContext
 from wavealign.order.parameters import Parameter
 
 RowOrder = Callable[..., Int32Array]
-"""``(head, context, **parameters)`` → int32 ``(M,)``, slot in launch order → query block."""
+"""``(head, context, **parameters)`` → int32 ``(M,)``, slot in launch order → query block.
+
+The parameters are those of its entry, wave and seed left out: the context says them.
+"""
 
 PAPER = "WaveAlign: Cache-Aware Query-Row Scheduling for Sparse Attention in Long-Video Generation"
 
@@ -129,6 +132,7 @@ ROWS: dict[str, tuple[RowOrder, Entry]] = {
                 "as svd, bucket by bucket",
                 "WaveAlign project, docs/policies.md",
                 parameters=(
+                    # Two did best or nearly so on content masks.
                     Parameter("bucket", "int", 2, "waves in a bucket", 1),
                     _RANK,
                     _SIGN,

@@ -32,7 +32,7 @@ def nnz(head: HeadMask, context: OrderContext) -> Int32Array:
     return np.argsort(-head.row_nnz, kind="stable").astype(np.int32)
 
 
-def nnz_dealt(head: HeadMask, context: OrderContext, span: float = DEALT_SPAN_FRAC) -> Int32Array:
+def nnz_dealt(head: HeadMask, context: OrderContext, span: float) -> Int32Array:
     """NNZ descending by groups of waves, rows of a group dealt to its waves in turn.
 
     A group takes so many waves that its rows span a share of their NNZ (`span`), and

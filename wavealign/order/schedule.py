@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
 from wavealign.npz import NpzFile, save_npz
 
 SCHEDULE_SCHEMA = "wavealign.schedule/1"
+
+AnyInt = TypeVar("AnyInt", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,11 +161,11 @@ class Schedule:
             )
 
 
-def slot_of_row(row_order: Int32Array) -> Int32Array:
-    """The inverse of one head's row order: query block → slot, int32 ``(M,)``."""
-    slots = np.empty_like(row_order)
-    slots[row_order] = np.arange(len(row_order), dtype=np.int32)
-    return slots
+def inverse(permutation: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:
+    """Where each entry stands: of a row order query block → slot, of a K/V order block → place."""
+    places = np.empty_like(permutation)
+    places[permutation] = np.arange(len(permutation), dtype=permutation.dtype)
+    return places
 
 
 def _first_fault(order: Int32Array, M: int) -> str:

@@ -23,9 +23,6 @@ from wavealign.order.context import Draw, OrderContext
 Float32Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating[Any]]
 
-BUCKET_WAVES = 2
-"""Waves per NNZ bucket of `nnz-bucket+svd`: two did best or nearly so on content masks."""
-
 # Up to this many columns, or rows that differ: LAPACK on a dense thin matrix. ARPACK would exhaust
 # the space of so low a rank, and go on from random numbers that no seed decides.
 _SMALL = 64
@@ -35,7 +32,7 @@ _CURVE_BITS = 48  # of a place on the Hilbert curve, over all axes
 _ROUNDING = 5  # digits of a coordinate that are signal in float32; equal rows stay equal
 
 
-def svd(head: HeadMask, context: OrderContext, rank: int = 1, sign: str = "long") -> Int32Array:
+def svd(head: HeadMask, context: OrderContext, rank: int, sign: str) -> Int32Array:
     """Sort by the leading scaled left singular vector of the column-centred mask.
 
     Stage 1 of the WaveAlign paper (section IV-C). The sign of a singular vector is arbitrary:
@@ -59,9 +56,9 @@ def svd(head: HeadMask, context: OrderContext, rank: int = 1, sign: str = "long"
 def nnz_bucket_svd(
     head: HeadMask,
     context: OrderContext,
-    bucket: int = BUCKET_WAVES,
-    rank: int = 1,
-    sign: str = "long",
+    bucket: int,
+    rank: int,
+    sign: str,
 ) -> Int32Array:
     """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each."""
     by_nnz = row_orders.nnz(head, context)

@@ -8,7 +8,7 @@ import numpy as np
 
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array
 from wavealign.order.context import Draw, OrderContext
-from wavealign.order.schedule import slot_of_row
+from wavealign.order.schedule import inverse
 
 # The list schedule behind `phased`: a block lasts two ticks and a row takes one to start,
 # 0.5 block (0.45 was measured for FlashAttention-4 on an H200; docs/fidelity.md).
@@ -69,7 +69,7 @@ def turn_lists(
 
     if visits.sawtooth:
         wave = context.replaced(wave=visits.wave).wave
-        reverse_rows(head.indptr, lists, np.flatnonzero(slot_of_row(row_order) // wave % 2))
+        reverse_rows(head.indptr, lists, np.flatnonzero(inverse(row_order) // wave % 2))
 
 
 def phase_lists(
@@ -97,7 +97,7 @@ def phase_lists(
             row_order[h],
             head.indptr,
             lists[begin : begin + len(head.indices)],
-            slot_of_row(kv_order),
+            inverse(kv_order),
             free,
             BLOCK_TICKS,
             START_TICKS,

@@ -112,54 +112,6 @@ def split_heads(trace, heads, columns, keep, blocks):
 
 
 @njit(nogil=True, cache=True)
-def lru_replay(trace, keys, capacity):
-    """Misses of an LRU that starts empty.
-
-    Args:
-        trace: uint32 (accesses,), below `keys`.
-        keys: how many there are.
-        capacity: keys that it holds, at least 1.
-
-    Returns:
-        misses, int64.
-    """
-    # A ring of links (0: towards most recent, 1: towards least recent), as in `stream_lru`.
-    sentinel = np.uint32(keys)
-    link = np.full((keys + 1, 2), _NONE, np.uint32)
-    link[sentinel, 0] = sentinel
-    link[sentinel, 1] = sentinel
-    room, misses = capacity, 0
-    recent = sentinel
-    for i in range(len(trace)):
-        key = trace[i]
-        if key == recent:
-            continue
-        newer = link[key, 0]
-        if newer != _NONE:
-            older = link[key, 1]
-            link[newer, 1] = older
-            link[older, 0] = newer
-        else:
-            misses += 1
-            if room > 0:
-                room -= 1
-            else:
-                victim = link[sentinel, 0]
-                newer = link[victim, 0]
-                link[newer, 1] = sentinel
-                link[sentinel, 0] = newer
-                link[victim, 0] = _NONE
-                # Where the only resident goes, the ring is empty.
-                if victim == recent:
-                    recent = sentinel
-        link[key, 1] = recent
-        link[key, 0] = sentinel
-        link[recent, 0] = key
-        recent = key
-    return misses
-
-
-@njit(nogil=True, cache=True)
 def stack_distances(trace, keys, columns):
     """LRU stack distances of a trace: one pass for every capacity (Mattson et al. 1970).
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wavealign.masks.block_mask import Int32Array
+from wavealign.order.schedule import inverse
 
 
 class Moves:
@@ -21,13 +22,8 @@ class Moves:
     ) -> None:
         self._wave = wave
         self._by_nnz = np.argsort(-row_nnz, kind="stable")
-        self._rank = np.empty(len(row_nnz), np.int64)
-        self._rank[self._by_nnz] = np.arange(len(row_nnz))
-        self._places = []
-        for order in lenders:
-            place = np.empty(len(order), np.int64)
-            place[order] = np.arange(len(order))
-            self._places.append(place)
+        self._rank = inverse(self._by_nnz)
+        self._places = [inverse(order) for order in lenders]
         self._kinds = (
             self.swap,
             self.swap_similar,
@@ -55,8 +51,7 @@ class Moves:
     def swap_similar(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
         """Rows of similar length change places, up to a quarter wave's number of pairs."""
         new = order.copy()
-        slot = np.empty(len(order), np.int64)
-        slot[order] = np.arange(len(order))
+        slot = inverse(order)
         for _ in range(self._some(rng, self._wave // 4)):
             i = int(rng.integers(len(order)))
             near = self._rank[order[i]] + rng.integers(-self._wave, self._wave + 1)
