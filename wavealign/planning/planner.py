@@ -10,7 +10,6 @@ import torch
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import HeadMask
 from wavealign.order.context import Draw, OrderContext
-from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder, draw_kv_order
 from wavealign.planning import row_orders
 from wavealign.planning.layout import ListLayout
