@@ -9,6 +9,7 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.npz import check_writable, whole_file
+from wavealign.runs.baseline import speedup
 from wavealign.runs.result import Result
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -45,13 +46,12 @@ def plot_policies(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    base_ms = baseline.time_ms if baseline is not None else None
     panels: list[tuple[str, list[float], str]] = [
         ("L2 hit ratio (%)", [100 * (r.l2_hit_frac or 0.0) for r in results], "{:.1f}"),
         ("HBM reads (GB)", [(r.hbm_read_bytes or 0) / 1e9 for r in results], "{:.1f}"),
     ]
-    if base_ms:
-        speedups = [base_ms / r.time_ms if r.time_ms else 0.0 for r in results]
+    if baseline is not None and baseline.time_ms:
+        speedups = [speedup(baseline, result) or 0.0 for result in results]
         panels.append(("speedup over original", speedups, "{:.2f}x"))
     figure = Figure(figsize=(10.5, 1.3 + 0.36 * len(results)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from wavealign.report.page.cells import Cell, geometric_mean
-from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Column, Unit
+from wavealign.report.page.cells import Cell
+from wavealign.report.page.gather import Block, Column, Unit
 from wavealign.report.page.svg import Axis, Line, Mark, chart, span
+from wavealign.runs.launch import BASELINE
+from wavealign.runs.metrics import geometric_mean
+from wavealign.runs.ranking import TIE_FRAC
 
 PAPER = "svd+nnz"  # the order of the WaveAlign paper
 _FULL_TINT = 0.25  # a gain (or loss) of this share has the strongest colour

@@ -39,6 +39,7 @@ _COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
     ("device", "device", None, 1),
     ("kernel", "kernel", None, 1),
     ("regime", "regime", None, 1),
+    ("device_digest", "profile", None, 1),
     ("limit_ms", "limit (ms)", 2, 1),
     ("clock_ghz", "clock (GHz)", 2, 1),
     ("wave", "W", 0, 1),
