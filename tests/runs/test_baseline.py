@@ -9,8 +9,8 @@ from helpers import measured_result, run_result, trial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavealign.runs import METRICS, Row, best_by_condition, change, mean_speedup, speedup
-from wavealign.runs.baseline import baseline_of, mean_of
+from wavealign.runs import METRICS, Row, best_by_condition
+from wavealign.runs.baseline import baseline_of, change, mean_of, mean_speedup, speedup
 from wavealign.runs.files import in_order
 from wavealign.runs.metrics import geometric_mean
 from wavealign.runs.ranking import as_good, ranked, standings

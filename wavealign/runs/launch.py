@@ -42,9 +42,6 @@ KEY_FIELDS = (
 """What repeats of a launch agree in. `head` isn't among them: `heads` and the digest say what ran;
 nor `l2_bytes`: the L2 that was modelled is what counts."""
 
-CONDITION = but(KEY_FIELDS, *ORDER)
-"""What runs agree in that differ in their order alone."""
-
 _LATER_FIELDS = ("head_dim", "dtype", "device_digest")
 _ID_DIGITS = 16
 _SPEC_FIELDS = (

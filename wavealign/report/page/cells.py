@@ -28,7 +28,6 @@ class Cell:
         speedup: time of `original` in the same campaign / time.
         read_ratio: HBM reads / those of `original`.
         planning_ms: making the schedule.
-        rows: behind the figures.
     """
 
     policy: str
@@ -39,7 +38,6 @@ class Cell:
     speedup: float | None
     read_ratio: float | None
     planning_ms: float | None
-    rows: int
 
 
 def unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
@@ -55,7 +53,6 @@ def unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
         mean_speedup(base, rows),
         1 / reads if reads is not None else None,
         fmean(planning) if planning else None,
-        len(rows),
     )
 
 
@@ -70,5 +67,5 @@ def column_cells(units: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
             continue  # a mean over some of the heads can't be compared with one over all
         values = {name: [getattr(cell, name) for cell in cells] for name in _OVER_HEADS}
         means = {n: None if None in v else _OVER_HEADS[n](v) for n, v in values.items()}
-        found[policy] = Cell(policy, rows=sum(cell.rows for cell in cells), **means)
+        found[policy] = Cell(policy, **means)
     return found

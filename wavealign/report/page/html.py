@@ -53,7 +53,6 @@ def render(
     masks: Mapping[Unit, BlockMask],
     curves: Sequence[CurveSet],
     title: str,
-    notes: Sequence[str] = (),
 ) -> str:
     """The page as HTML.
 
@@ -62,7 +61,6 @@ def render(
         masks: those at hand, for their shapes.
         curves: miss-ratio curves, computed before.
         title: of the page.
-        notes: what the reader must know about the page itself.
     """
     from jinja2 import Environment
 
@@ -88,7 +86,7 @@ def render(
         "masks": provenance.mask_facts(loaded.rows, masks),
         "counts": loaded.counts,
         "failed": loaded.failed,
-        "notes": [*loaded.notes, *notes],
+        "notes": loaded.notes,
         "key": svg.key,
         "line_key": svg.line_key,
     }

@@ -40,9 +40,8 @@ def has_own_l2(launches: Iterable[Launch]) -> Callable[[Launch], bool]:
 
 
 def _says(launch: Launch) -> bool:
-    """Whether a row says if an L2 was asked for: one that names its profile does."""
-    measured = launch.source == "measured"  # a card has no other L2
-    return measured or launch.device_digest is not None or launch.l2_bytes is not None
+    """Whether a row says if an L2 was asked for: one that names its profile, or a card's."""
+    return launch.source == "measured" or (launch.device_digest, launch.l2_bytes) != (None, None)
 
 
 @cache
