@@ -92,7 +92,7 @@ def run_result(**changes):
         "wave": 132,
         "model": "full",
         "regime": "single",
-        "l2_capacity_bytes": 60_000_000,
+        "l2_capacity_bytes": 60_964_209,  # what the profile says of an H200
         "kv_block_bytes": 65536,
         "time_ms": 10.0,
         "l2_hit_frac": 0.5,

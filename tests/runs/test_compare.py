@@ -17,9 +17,9 @@ from wavealign.cli import main
 from wavealign.errors import InputError
 from wavealign.report.comparison import judge, outcome_of, records
 from wavealign.runs.files import Row, load_rows
+from wavealign.runs.folder import by_identity, read_records
 from wavealign.runs.metrics import METRICS
 from wavealign.runs.pairing import compare_rows, summarise
-from wavealign.sweep.store import by_identity, read_records
 
 TIME, READS, HITS = (METRICS[name] for name in ("time_ms", "hbm_read_bytes", "l2_hit_frac"))
 

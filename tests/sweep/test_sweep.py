@@ -13,6 +13,7 @@ from wavealign.cli import main
 from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.masks import load_mask, save_mask
 from wavealign.order import build_schedule
+from wavealign.runs.baseline import best_by_condition
 from wavealign.runs.result import Result
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import load_device, profile_toml
@@ -20,12 +21,11 @@ from wavealign.sim.setup import Setup
 from wavealign.sim.simulate import run_schedule
 from wavealign.sweep import gpu_phase as gpu_phase_module
 from wavealign.sweep import read_trials
-from wavealign.sweep import store as store_module
 from wavealign.sweep.conditions import resolve_conditions
 from wavealign.sweep.engines import Job, run_job
 from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
 from wavealign.sweep.masks import find_masks
-from wavealign.sweep.run import best_by_condition, run_search
+from wavealign.sweep.run import run_search
 from wavealign.sweep.search import make_search
 from wavealign.sweep.space import Range, load_table, make_space
 from wavealign.sweep.store import Store, StoreError
@@ -517,7 +517,7 @@ def test_a_write_that_stops_half_way_leaves_no_half_line(records, tmp_path, monk
         def full(_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(store_module.os, "fsync", full)
+        monkeypatch.setattr("os.fsync", full)
         with pytest.raises(StoreError):
             store.append(dataclasses.replace(records[1], worker="w"))
         monkeypatch.undo()

@@ -72,8 +72,9 @@ def compare(
         records,
     )
     from wavealign.runs.files import load_rows
+    from wavealign.runs.launch import KEY_FIELDS
     from wavealign.runs.metrics import METRICS
-    from wavealign.runs.pairing import KEY_FIELDS, compare_rows
+    from wavealign.runs.pairing import compare_rows
 
     if (a_policy is None) != (b_policy is None):
         raise InputError("--a-policy and --b-policy belong together; only one was given.")

@@ -65,10 +65,11 @@ def report(
     loaded = load_rows(sources)
     tokens = parse_block(block) if block else None
     masks = _masks(loaded, mask_paths, tokens, key)
-    drawn = curve_sets(blocks(loaded), masks, jobs or cores(), quiet) if curves and masks else []
+    settings = blocks(loaded)
+    drawn = curve_sets(settings, masks, jobs or cores(), quiet) if curves and masks else []
     name = title or f"Row and visit orders: {Path(sources[0]).resolve().stem}"
     size_bytes = write_page(out, render(loaded, masks, drawn, name))
-    found = [answers.answer(block) for block in blocks(loaded)]
+    found = [answers.answer(block) for block in settings]
     if as_json:
         record = {
             "schema": "wavealign.report/1",

@@ -158,11 +158,8 @@ def _group_of(pair: PairedValue, name: str) -> str:
 def groups_table(comparison: Comparison, by: Sequence[str]) -> Table:
     """One row a group: pairs, mean difference, interval, verdict."""
     metric = comparison.metric
-    table = table_frame()
-    table.add_column("by")
-    table.add_column("")
-    for heading in ("pairs", f"{metric.title}, B against A", "95 % CI", "least", "most"):
-        table.add_column(heading, justify="right")
+    figures = ("pairs", f"{metric.title}, B against A", "95 % CI", "least", "most")
+    table = table_frame("by", "", right=figures)
     table.add_column("B is")
     previous = None
     for name, value, summary, pairs in groups(comparison, by):

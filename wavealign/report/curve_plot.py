@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from wavealign.report.plots import BLUE, INK, MUTED, ORANGE, check_plot, save
+from wavealign.report.plots import COLOURS, MUTED, check_plot, dress, new_figure, save
 from wavealign.sim.curve import Curve
 from wavealign.units import format_size
 
-_COLOURS = (BLUE, ORANGE, "#3f8f6b", "#8a5fb0", MUTED, "#b5475d", "#8a6d3b", "#2f8fa3")
 _LABEL_GAP = 4.5  # points of hit ratio, so that labels of lines that meet stay apart
 
 
@@ -25,16 +24,13 @@ def plot_curves(
         path: where to write it; the suffix chooses the format.
     """
     target = check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    figure = Figure(figsize=(8.5, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.5, 4.8, title)
     axis = figure.subplots()
     ends = []
     for i, curve in enumerate(curves):
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = COLOURS[i % len(COLOURS)]
         percent = 100 * curve.hit_frac
         axis.plot(curve.sizes_bytes / 2**20, percent, color=colour, linewidth=1.8)
         ends.append((float(percent[-1]) if curve.requested_bytes else 0.0, i, curve, colour))
@@ -55,12 +51,5 @@ def plot_curves(
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_ylim(0, 100)
     axis.margins(x=0)
-    axis.set_xlabel("L2 size (MiB)", fontsize=9.5, color=INK)
-    axis.set_ylabel("L2 hit ratio (%)", fontsize=9.5, color=INK)
-    axis.tick_params(labelsize=9, colors=MUTED, length=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#c9ced6")
-    axis.grid(color="#e6e9ee", linewidth=0.8)
-    axis.set_axisbelow(True)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    dress(axis, "L2 size (MiB)", "L2 hit ratio (%)")
     save(figure, target)

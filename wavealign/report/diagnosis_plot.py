@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wavealign.report.plots import BLUE, INK, MUTED, ORANGE, check_plot, save
+from wavealign.report.plots import COLOURS, INK, check_plot, dress, new_figure, save
 
 if TYPE_CHECKING:
     from wavealign.gpu.importance.diagnostics import Diagnosis
 
-_COLOURS = (BLUE, ORANGE, "#3f8f6b", "#8a5fb0", MUTED, "#b5475d", "#8a6d3b", "#2f8fa3")
 _PANELS = (
     ("entropy_nats", "attention entropy (nats)", "Blues"),
     ("distance_frac", "mean attention distance / that of uniform attention", "Oranges"),
@@ -29,13 +28,9 @@ def plot_diagnosis(found: Sequence[Diagnosis], title: str, path: str | Path) -> 
         path: where to write it; the suffix chooses the format.
     """
     target = check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     steps = sorted({d.step for d in found})
     places = sorted({(d.layer, d.head) for d in found})
-    figure = Figure(figsize=(11, 3.6 + 0.22 * len(places)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 3.6 + 0.22 * len(places), title)
     axes = figure.subplots(2, 2, width_ratios=(1, 1.15))
     for (name, label, colours), (lines, heat) in zip(_PANELS, axes, strict=True):
         table = np.full((len(places), len(steps)), np.nan)
@@ -50,7 +45,6 @@ def plot_diagnosis(found: Sequence[Diagnosis], title: str, path: str | Path) -> 
         heat.tick_params(labelsize=8, colors=INK, length=0)
         heat.spines[:].set_visible(False)
         _thin(heat, len(steps), len(places))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     save(figure, target)
 
 
@@ -65,18 +59,12 @@ def _lines(
         mean = np.where(known, mine, 0).sum(0) / np.where(counts, counts, 1)
         mean[counts == 0] = np.nan
         axis.plot(
-            steps, mean, color=_COLOURS[i % len(_COLOURS)], linewidth=1.8, marker="o",
+            steps, mean, color=COLOURS[i % len(COLOURS)], linewidth=1.8, marker="o",
             markersize=3.5, label=f"layer {layer}",
         )  # fmt: skip
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("step", fontsize=9.5, color=INK)
-    axis.set_ylabel(label, fontsize=9.5, color=INK)
     axis.legend(frameon=False, fontsize=8.5, labelcolor=INK, ncols=2)
-    axis.tick_params(labelsize=9, colors=MUTED, length=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#c9ced6")
-    axis.grid(color="#e6e9ee", linewidth=0.8)
-    axis.set_axisbelow(True)
+    dress(axis, "step", label)
 
 
 def _thin(axis: Any, steps: int, places: int) -> None:

@@ -15,9 +15,7 @@ _STYLES = {"ok": "green", "missing": "red", "warning": "yellow"}
 
 def doctor_table(checks: Iterable[Check]) -> Table:
     """What `wavealign doctor` found, one row a component."""
-    table = table_frame()
-    for heading in ("component", "state", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+    table = table_frame("component", "state", "found", "what to do", overflow="fold")
     for check in checks:
         # As Text, so that 'wavealign[gpu]' isn't taken for markup.
         table.add_row(

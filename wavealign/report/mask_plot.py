@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.masks.block_mask import BlockMask, HeadMask
-from wavealign.report.plots import INK, check_plot, save
+from wavealign.report.plots import INK, check_plot, new_figure, save
 
 _PIXELS = 480  # of a panel's longer side; larger masks are averaged
 _MOST = 16  # panels
@@ -27,14 +27,11 @@ def plot_masks(mask: BlockMask, heads: Sequence[int], title: str, path: str | Pa
         path: where to write it; the suffix chooses the format.
     """
     target = check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = min(mask.H, _MOST)
     columns = min(shown, 4)
     lines = math.ceil(shown / columns)
-    figure = Figure(figsize=(2.6 * columns + 0.3, 2.8 * lines + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    hidden = f" (first {shown} of {mask.H} heads)" if shown < mask.H else ""
+    figure = new_figure(2.6 * columns + 0.3, 2.8 * lines + 0.5, title + hidden)
     axes: Any = figure.subplots(lines, columns, squeeze=False)
     for index, axis in enumerate(axes.flat):
         if index >= shown:
@@ -50,8 +47,6 @@ def plot_masks(mask: BlockMask, heads: Sequence[int], title: str, path: str | Pa
         axis.tick_params(labelsize=7)
     for axis in axes[:, 0]:
         axis.set_ylabel("query block", fontsize=8)
-    hidden = f" (first {shown} of {mask.H} heads)" if shown < mask.H else ""
-    figure.suptitle(title + hidden, x=0.01, ha="left", fontsize=11, color=INK)
     save(figure, target)
 
 

@@ -9,11 +9,13 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.npz import check_writable, whole_file
+from wavealign.runs.baseline import speedup
 from wavealign.runs.result import Result
 
 FORMATS = (".png", ".svg", ".pdf")
 
 BLUE, ORANGE, INK, MUTED = "#3b6fb6", "#d9822b", "#1f2328", "#6b7280"
+COLOURS = (BLUE, ORANGE, "#3f8f6b", "#8a5fb0", MUTED, "#b5475d", "#8a6d3b", "#2f8fa3")
 
 
 def check_plot(path: str | Path) -> Path:
@@ -42,27 +44,49 @@ def plot_policies(
         path: where to write it; the suffix chooses the format.
     """
     target = check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    base_ms = baseline.time_ms if baseline is not None else None
     panels: list[tuple[str, list[float], str]] = [
         ("L2 hit ratio (%)", [100 * (r.l2_hit_frac or 0.0) for r in results], "{:.1f}"),
         ("HBM reads (GB)", [(r.hbm_read_bytes or 0) / 1e9 for r in results], "{:.1f}"),
     ]
-    if base_ms:
-        speedups = [base_ms / r.time_ms if r.time_ms else 0.0 for r in results]
+    if baseline is not None and baseline.time_ms:
+        speedups = [speedup(baseline, result) or 0.0 for result in results]
         panels.append(("speedup over original", speedups, "{:.2f}x"))
-    figure = Figure(figsize=(10.5, 1.3 + 0.36 * len(results)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10.5, 1.3 + 0.36 * len(results), title)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     best = max(range(len(results)), key=lambda i: results[i].l2_hit_frac or 0.0, default=0)
     for axis, (label, values, text) in zip(axes, panels, strict=True):
         _bars(axis, label, values, text, best)
     axes[0].set_yticks(range(len(results)), [result.policy for result in results])
     axes[0].invert_yaxis()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     save(figure, target)
+
+
+def new_figure(width: float, height: float, title: str) -> Any:
+    """An empty picture, in inches, that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    return figure
+
+
+def dress(axis: Any, x: str, y: str = "", grid: str = "both") -> None:
+    """Labels, ticks and lines in the house style.
+
+    Args:
+        axis: of a picture.
+        x, y: labels.
+        grid: ``"both"``, or ``"x"`` where the other direction has no scale.
+    """
+    axis.set_xlabel(x, fontsize=9.5, color=INK)
+    axis.set_ylabel(y, fontsize=9.5, color=INK)
+    axis.tick_params(labelsize=9, colors=MUTED, length=0)
+    axis.spines[["top", "right", *(["bottom"] if grid == "x" else [])]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#c9ced6")
+    axis.grid(axis=grid, color="#e6e9ee", linewidth=0.8)
+    axis.set_axisbelow(True)
 
 
 def save(figure: Any, target: Path) -> None:
@@ -85,11 +109,6 @@ def _bars(axis: Any, label: str, values: list[float], text: str, best: int) -> N
             fontsize=8.5, color=INK,
         )  # fmt: skip
     axis.set_xlim(0, 1.22 * max(values, default=1.0) or 1.0)
-    axis.set_xlabel(label, fontsize=9.5, color=INK)
-    axis.tick_params(labelsize=9, colors=MUTED, length=0)
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
-    axis.spines["left"].set_color("#c9ced6")
-    axis.grid(axis="x", color="#e6e9ee", linewidth=0.8)
-    axis.set_axisbelow(True)
+    dress(axis, label, grid="x")
     for tick in axis.get_yticklabels():
         tick.set_color(INK)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.table import Table
 
-from wavealign.report.tables import or_dash, table_frame
-from wavealign.runs.launch import Launch
-from wavealign.runs.result import Result
+from wavealign.report.tables import figure, table_frame
+from wavealign.runs.baseline import best_by_condition, change, speedup
+from wavealign.runs.launch import BASELINE, Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.run import best_by_condition
 from wavealign.units import decimal_size, decimals, format_size
 
 _ALWAYS = ("mask", "device")
@@ -30,29 +28,29 @@ def best_table(records: Sequence[TrialRecord], field: str) -> Table:
     """
     best = best_by_condition(records, field)
     several = [name for name in _WHERE_SEVERAL if _varies(best, name)]
-    table = table_frame()
-    for name in (*_ALWAYS, *several):
-        table.add_column({"l2_bytes": "L2"}.get(name, name))
-    table.add_column("best policy")
-    for heading in ("time", "speedup", "HBM reads", "change", "energy", "change", "L2 hit",
-                    "over limit", "planning"):  # fmt: skip
-        table.add_column(heading, justify="right")
+    names = ["L2" if name == "l2_bytes" else name for name in (*_ALWAYS, *several)]
+    table = table_frame(*names, "best policy", right=(
+        "time", "speedup", "HBM reads", "change", "energy", "change", "L2 hit", "over limit",
+        "planning",
+    ))  # fmt: skip
     for condition, (record, base) in best.items():
         row = record.result
         assert row is not None
         before = base.result if base is not None else None
+        took = row.outcome
+        over = took.time_ms / took.limit_ms if took.time_ms and took.limit_ms else None
         table.add_row(
             *(_cell(condition, name) for name in (*_ALWAYS, *several)),
             row.policy,
-            _figure(row.time_ms, "{:.3f} ms"),
-            _ratio(before, row, "time_ms"),
-            or_dash(row.hbm_read_bytes, lambda v: decimal_size(v)(v)),
-            _change(before, row, "hbm_read_bytes"),
-            or_dash(row.energy_j, lambda v: decimals(v, "J")(v)),
-            _change(before, row, "energy_j"),
-            _figure(row.l2_hit_frac, "{:.1f} %", 0.01),
-            "-" if not (row.time_ms and row.limit_ms) else f"{row.time_ms / row.limit_ms:.3f}x",
-            _figure(record.planning_ms, "{:.0f} ms"),
+            figure(took.time_ms, "{:.3f} ms"),
+            figure(speedup(before, row), "{:.3f}x"),
+            figure(took.hbm_read_bytes, lambda v: decimal_size(v)(v)),
+            figure(change(before, row, "hbm_read_bytes"), "{:+.1f} %", 100),
+            figure(took.energy_j, lambda v: decimals(v, "J")(v)),
+            figure(change(before, row, "energy_j"), "{:+.1f} %", 100),
+            figure(took.l2_hit_frac, "{:.1f} %", 100),
+            figure(over, "{:.3f}x"),
+            figure(record.planning_ms, "{:.0f} ms"),
         )
     return table
 
@@ -67,8 +65,8 @@ class Pace:
     def __init__(self, field: str) -> None:
         self._field, self._start = field, time.monotonic()
         self._ran = self.failed = 0
-        self._bases: dict[tuple[Any, ...], float] = {}
-        self._lowest: dict[tuple[Any, ...], TrialRecord] = {}
+        self._bases: dict[Launch, TrialRecord] = {}
+        self._lowest: dict[Launch, TrialRecord] = {}
 
     def line(self, record: TrialRecord, ran: bool) -> str:
         """Take one more trial into account, and say how things stand."""
@@ -80,31 +78,28 @@ class Pace:
         return ", ".join(parts) + f"; {record.spec.policy}"
 
     def _take(self, record: TrialRecord) -> None:
-        value = self._value(record)
+        value = getattr(record.result, self._field, None)
         if value is None:
             return
-        key = _condition_key(record.spec)
-        if record.spec.policy == "original":
-            self._bases[key] = value
-        lowest = self._lowest.get(key)
-        if lowest is None or value < (self._value(lowest) or 0):
-            self._lowest[key] = record
+        condition = record.spec.baseline
+        if record.spec.policy == BASELINE:
+            self._bases[condition] = record
+        lowest = self._lowest.get(condition)
+        if lowest is None or value < getattr(lowest.result, self._field):
+            self._lowest[condition] = record
 
     def _best(self) -> list[str]:
         """The condition with the largest gain over its baseline."""
         gains = [
-            (self._bases[key] / value, record)
-            for key, record in self._lowest.items()
-            if key in self._bases and (value := self._value(record))
+            (gain, record)
+            for condition, record in self._lowest.items()
+            if condition in self._bases
+            and (gain := speedup(self._bases[condition].result, record.result, self._field))
         ]
         if not gains:
             return []
         gain, record = max(gains, key=lambda pair: pair[0])
         return [f"best {gain:.3f}x ({record.spec.policy}, {record.spec.mask})"]
-
-    def _value(self, record: TrialRecord) -> float | None:
-        found: float | None = getattr(record.result, self._field) if record.result else None
-        return found
 
 
 def _varies(conditions: Iterable[Launch], name: str) -> bool:
@@ -113,27 +108,8 @@ def _varies(conditions: Iterable[Launch], name: str) -> bool:
     return len(pairs) > len({pair[:2] for pair in pairs})
 
 
-def _condition_key(spec: Launch) -> tuple[Any, ...]:
-    return (spec.source, *(getattr(spec, name) for name in ("mask_digest", "device")),
-            *(getattr(spec, name) for name in _WHERE_SEVERAL))  # fmt: skip
-
-
 def _cell(condition: Launch, name: str) -> str:
     value = getattr(condition, name)
     if name == "l2_bytes":
         return "own" if value is None else format_size(value)
     return str(value)
-
-
-def _figure(value: float | None, text: str, unit: float = 1.0) -> str:
-    return "-" if value is None else text.format(value / unit)
-
-
-def _ratio(before: Result | None, after: Result, field: str) -> str:
-    base, value = getattr(before, field, None), getattr(after, field)
-    return f"{base / value:.3f}x" if base and value else "-"
-
-
-def _change(before: Result | None, after: Result, field: str) -> str:
-    base, value = getattr(before, field, None), getattr(after, field)
-    return f"{100 * (value / base - 1):+.1f} %" if base and value is not None else "-"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 
 from wavealign.masks.block_mask import BlockMask
@@ -16,6 +16,7 @@ from wavealign.masks.stats import MaskStats
 from wavealign.methods.registry import Method
 from wavealign.order.parameters import Parameter, format_value
 from wavealign.order.registry import Entry
+from wavealign.runs.baseline import change, speedup
 from wavealign.runs.result import Result
 from wavealign.sim.curve import Curve
 from wavealign.sim.devices import DeviceProfile
@@ -25,6 +26,7 @@ from wavealign.units import decimal_size, decimals, format_size
 if TYPE_CHECKING:
     from wavealign.gpu.importance.diagnostics import Diagnosis
 
+_STATS = ("head", "density", "NNZ mean", "spread", "min", "max")
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
 
@@ -74,13 +76,8 @@ def timing_line(setup: Setup) -> str:
 def results_table(results: Sequence[Result], baselines: dict[int | None, Result]) -> Table:
     """One row a run, with the change against the `original` of the same head (or launch)."""
     per_head = any(result.head is not None for result in results)
-    table = table_frame()
-    if per_head:
-        table.add_column("head", justify="right")
-    table.add_column("policy")
     headings = ("L2 hit", "HBM reads", "change", "OPT", "time", "speedup", "limit", "gap", "binds")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = table_frame("policy", right=headings, first="head" if per_head else None)
     size = decimal_size(max((r.hbm_read_bytes or 0 for r in results), default=0))
     duration = decimals(max((r.time_ms or 0.0 for r in results), default=0.0), "ms")
     previous = None
@@ -90,15 +87,15 @@ def results_table(results: Sequence[Result], baselines: dict[int | None, Result]
         base = baselines.get(result.head)
         cells = [
             result.policy,
-            or_dash(result.l2_hit_frac, lambda v: f"{100 * v:.1f} %"),
-            or_dash(result.hbm_read_bytes, size),
-            _change(result.hbm_read_bytes, base.hbm_read_bytes if base else None),
-            or_dash(result.belady_bytes, size),
-            or_dash(result.time_ms, duration),
-            _speedup(result.time_ms, base.time_ms if base else None),
-            or_dash(result.limit_ms, duration),
-            or_dash(result.gap, lambda v: f"{v:.2f}"),
-            result.bound or "-",
+            figure(result.outcome.l2_hit_frac, "{:.1f} %", 100),
+            figure(result.outcome.hbm_read_bytes, size),
+            figure(change(base, result, "hbm_read_bytes"), "{:+.1f} %", 100),
+            figure(result.outcome.belady_bytes, size),
+            figure(result.outcome.time_ms, duration),
+            figure(speedup(base, result), "{:.3f}x"),
+            figure(result.outcome.limit_ms, duration),
+            figure(result.outcome.gap, "{:.2f}"),
+            result.outcome.bound or "-",
         ]
         table.add_row(*([str(result.head)] if per_head else []), *cells)
         previous = result
@@ -107,11 +104,7 @@ def results_table(results: Sequence[Result], baselines: dict[int | None, Result]
 
 def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
     """L2 hit ratios in %, one row a size, one column a policy; `*` marks the device's size."""
-    table = table_frame()
-    table.add_column("L2 size", justify="right")
-    table.add_column("")
-    for curve in curves:
-        table.add_column(curve.policy, justify="right")
+    table = table_frame("", right=[curve.policy for curve in curves], first="L2 size")
     sizes_bytes = curves[0].sizes_bytes
     places = next(
         (n for n in (1, 2) if len({format_size(s, n) for s in sizes_bytes}) == len(sizes_bytes)), 3
@@ -132,25 +125,14 @@ def stats_table(
     recalls: Sequence[float] | None = None,
 ) -> Table:
     """Mask statistics, one row a head; with the attention mass kept where it is known."""
-    table = table_frame()
-    for heading in (
-        "head", "density", "NNZ mean", "spread", "min", "max", "empty rows", "overlap", "K/V set",
-        "of L2",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
-    if recalls is not None:
-        table.add_column("recall", justify="right")
+    known = ("recall",) if recalls is not None else ()
+    table = table_frame(right=(*_STATS, "empty rows", "overlap", "K/V set", "of L2", *known))
     for index, stats in enumerate(rows):
         working_set = stats.working_set_bytes(setup.kv_bytes(block_kv))
         table.add_row(
-            "all" if stats.head is None else str(stats.head),
-            f"{stats.density:.3f}",
-            f"{stats.row_nnz_mean:.1f}",
-            f"{stats.row_nnz_spread:.2f}",
-            str(stats.row_nnz_min),
-            str(stats.row_nnz_max),
+            *_stats_cells(stats),
             str(stats.empty_rows),
-            or_dash(stats.neighbour_overlap, lambda v: f"{v:.2f}"),
+            figure(stats.neighbour_overlap, "{:.2f}"),
             format_size(working_set),
             f"{working_set / setup.l2_capacity_bytes:.2f}x",
             *([f"{recalls[index]:.3f}"] if recalls is not None else []),
@@ -160,9 +142,8 @@ def stats_table(
 
 def policies_table(entries: Iterable[Entry]) -> Table:
     """The policy registry."""
-    table = table_frame()
-    for heading in ("kind", "name", "what it does", "parameters", "cost per head", "source"):
-        table.add_column(heading, overflow="fold")
+    headings = ("kind", "name", "what it does", "parameters", "cost per head", "source")
+    table = table_frame(*headings, overflow="fold")
     for entry in entries:
         names = ", ".join(parameter.name for parameter in entry.parameters)
         needs = f" (extra `{entry.extra}`)" if entry.extra else ""
@@ -178,9 +159,7 @@ def policy_parameters_table(entries: Iterable[Entry]) -> Table:
     for entry in entries:
         for parameter in entry.parameters if entry.kind != "alias" else ():
             owners.setdefault(parameter, []).append(entry.name)
-    table = table_frame()
-    for heading in ("parameter", "default", "allowed", "what it is", "of"):
-        table.add_column(heading, overflow="fold")
+    table = table_frame("parameter", "default", "allowed", "what it is", "of", overflow="fold")
     for parameter, names in owners.items():
         default = "-" if parameter.default is None else format_value(parameter.default)
         table.add_row(
@@ -191,9 +170,7 @@ def policy_parameters_table(entries: Iterable[Entry]) -> Table:
 
 def methods_table(methods: Iterable[Method]) -> Table:
     """The method registry."""
-    table = table_frame()
-    for heading in ("name", "keeps", "cost per head", "row NNZ", "source"):
-        table.add_column(heading, overflow="fold")
+    table = table_frame("name", "keeps", "cost per head", "row NNZ", "source", overflow="fold")
     for method in methods:
         table.add_row(method.name, method.formula, method.cost, method.row_nnz, method.source)
     return table
@@ -201,28 +178,28 @@ def methods_table(methods: Iterable[Method]) -> Table:
 
 def made_table(rows: Iterable[MaskStats]) -> Table:
     """What a method made, one row a head."""
-    table = table_frame()
-    for heading in ("head", "density", "NNZ mean", "spread", "min", "max"):
-        table.add_column(heading, justify="right")
+    table = table_frame(right=_STATS)
     for stats in rows:
-        table.add_row(
-            "all" if stats.head is None else str(stats.head),
-            f"{stats.density:.3f}",
-            f"{stats.row_nnz_mean:.1f}",
-            f"{stats.row_nnz_spread:.2f}",
-            str(stats.row_nnz_min),
-            str(stats.row_nnz_max),
-        )
+        table.add_row(*_stats_cells(stats))
     return table
+
+
+def _stats_cells(stats: MaskStats) -> list[str]:
+    """What stands under `_STATS`."""
+    return [
+        "all" if stats.head is None else str(stats.head),
+        f"{stats.density:.3f}",
+        f"{stats.row_nnz_mean:.1f}",
+        f"{stats.row_nnz_spread:.2f}",
+        str(stats.row_nnz_min),
+        str(stats.row_nnz_max),
+    ]
 
 
 def diagnosis_table(found: Sequence[Diagnosis], per_head: bool) -> Table:
     """Attention entropy and distance: a row a step and layer (means over heads), or a head."""
-    table = table_frame()
-    headings = ("step", "layer", "head" if per_head else "heads", "entropy", "spread", "distance")
-    for heading in (*headings, "of uniform"):
-        if not (per_head and heading == "spread"):
-            table.add_column(heading, justify="right")
+    which = ("head", "entropy") if per_head else ("heads", "entropy", "spread")
+    table = table_frame(right=("step", "layer", *which, "distance", "of uniform"))
     groups: dict[tuple[int, int, int], list[Diagnosis]] = {}
     for one in found:
         groups.setdefault((one.step, one.layer, one.head if per_head else -1), []).append(one)
@@ -260,23 +237,38 @@ def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
     return table
 
 
-def table_frame() -> Table:
-    """An empty table in the house style."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table_frame(
+    *left: str,
+    right: Iterable[str] = (),
+    first: str | None = None,
+    overflow: OverflowMethod = "ellipsis",
+) -> Table:
+    """An empty table in the house style.
+
+    Args:
+        left: headings of columns of words.
+        right: headings of columns of figures after these.
+        first: heading of a column of figures before them.
+        overflow: what becomes of words that are too long.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    if first is not None:
+        table.add_column(first, justify="right")
+    for heading in left:
+        table.add_column(heading, overflow=overflow)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    return table
 
 
-def or_dash(value: float | None, text: Callable[[float], str]) -> str:
-    """A figure in words, or a dash where there is none."""
-    return "-" if value is None else text(value)
+def figure(value: float | None, form: str | Callable[[float], str], scale: float = 1) -> str:
+    """A figure in words, or a dash where there is none.
 
-
-def _change(value: float | None, base: float | None) -> str:
-    if value is None or not base:
+    Args:
+        value: the figure, or None.
+        form: how it is written, e.g. ``"{:.1f} %"``; or what writes it.
+        scale: times the value, 100 for percent.
+    """
+    if value is None:
         return "-"
-    return f"{100 * (value / base - 1):+.1f} %"
-
-
-def _speedup(time_ms: float | None, base_ms: float | None) -> str:
-    if not time_ms or not base_ms:
-        return "-"
-    return f"{base_ms / time_ms:.3f}x"
+    return form.format(scale * value) if isinstance(form, str) else form(value)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from wavealign.report.tables import table_frame
+from wavealign.report.tables import figure, table_frame
+from wavealign.runs.baseline import baseline_of, change, speedup
 from wavealign.runs.ranking import rank
 from wavealign.runs.result import Result
 
@@ -16,31 +17,30 @@ Pair = tuple[Result, Result | None]
 
 def validation_table(pairs: Sequence[Pair]) -> Table:
     """Policy × (measured, predicted, difference) of time, hit ratio and HBM reads, one regime."""
-    table = table_frame()
-    table.add_column("policy")
-    for heading in (
+    table = table_frame("policy", right=(
         "time", "spread", "predicted", "off", "speedup", "predicted", "L2 hit", "predicted", "off",
         "HBM reads", "predicted", "limit", "clock", "energy",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
-    base = next((pair for pair in pairs if pair[0].policy == "original"), None)
+    ))  # fmt: skip
+    base = baseline_of(measured for measured, _ in pairs)
+    base_predicted = next((predicted for measured, predicted in pairs if measured is base), None)
     for measured, predicted in pairs:
+        was = measured.outcome
         table.add_row(
             measured.policy,
-            _cell(measured.time_ms, "{:.2f} ms"),
-            _cell(measured.time_spread_frac, "{:.1%}"),
-            _cell(predicted.time_ms if predicted else None, "{:.2f} ms"),
-            _cell(_ratio(predicted, measured), "{:+.1%}"),
-            _cell(_speedup(base and base[0], measured), "{:.3f}x"),
-            _cell(_speedup(base and base[1], predicted), "{:.3f}x"),
-            _cell(measured.l2_hit_frac, "{:.1%}"),
-            _cell(predicted.l2_hit_frac if predicted else None, "{:.1%}"),
-            _cell(_points(predicted, measured), "{:+.1f} pt"),
-            _cell(_giga(measured.hbm_read_bytes), "{:.2f} GB"),
-            _cell(_giga(predicted.hbm_read_bytes) if predicted else None, "{:.2f} GB"),
-            _cell(measured.limit_ms, "{:.2f} ms"),
-            _cell(measured.clock_ghz, "{:.2f} GHz"),
-            _cell(measured.energy_j, "{:.2f} J"),
+            figure(was.time_ms, "{:.2f} ms"),
+            figure(was.time_spread_frac, "{:.1%}"),
+            figure(getattr(predicted, "time_ms", None), "{:.2f} ms"),
+            figure(change(measured, predicted), "{:+.1%}"),
+            figure(speedup(base, measured), "{:.3f}x"),
+            figure(speedup(base_predicted, predicted), "{:.3f}x"),
+            figure(was.l2_hit_frac, "{:.1%}"),
+            figure(getattr(predicted, "l2_hit_frac", None), "{:.1%}"),
+            figure(_points(predicted, measured), "{:+.1f} pt"),
+            figure(was.hbm_read_bytes, "{:.2f} GB", 1e-9),
+            figure(getattr(predicted, "hbm_read_bytes", None), "{:.2f} GB", 1e-9),
+            figure(was.limit_ms, "{:.2f} ms"),
+            figure(was.clock_ghz, "{:.2f} GHz"),
+            figure(was.energy_j, "{:.2f} J"),
         )
     return table
 
@@ -91,27 +91,7 @@ def costs_line(rows: Sequence[Result]) -> str:
     return f"{moved}; {checked}."
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _giga(value: float | None) -> float | None:
-    return None if value is None else value / 1e9
-
-
-def _ratio(predicted: Result | None, measured: Result) -> float | None:
-    if predicted is None or not predicted.time_ms or not measured.time_ms:
-        return None
-    return predicted.time_ms / measured.time_ms - 1
-
-
 def _points(predicted: Result | None, measured: Result) -> float | None:
-    if predicted is None or predicted.l2_hit_frac is None or measured.l2_hit_frac is None:
-        return None
-    return 100 * (predicted.l2_hit_frac - measured.l2_hit_frac)
-
-
-def _speedup(base: Result | None, row: Result | None) -> float | None:
-    if base is None or row is None or not base.time_ms or not row.time_ms:
-        return None
-    return base.time_ms / row.time_ms
+    was = measured.outcome.l2_hit_frac
+    will = predicted.outcome.l2_hit_frac if predicted is not None else None
+    return None if was is None or will is None else 100 * (will - was)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wavealign.errors import InputError
+from wavealign.runs.folder import MANIFEST, by_identity, read_manifest, torn_note, trial_files
+from wavealign.runs.launch import BASELINE
+from wavealign.runs.lines import read_lines
 from wavealign.runs.result import RUN_SCHEMA, Result
 from wavealign.runs.trial import TRIAL_SCHEMA, TrialRecord
-from wavealign.sweep.store import SWEEP_SCHEMA, by_identity
 
 _EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
 
@@ -80,19 +83,30 @@ def load_rows(paths: Sequence[str | Path]) -> Loaded:
     return loaded
 
 
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """The rows by mask, order and seed, however they were read: `original` comes first."""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        launch = row.result.launch
+        heads = [int(number) for number in re.findall(r"\d+", launch.heads)]
+        what = (launch.mask, heads, launch.mask_digest, launch.policy != BASELINE, launch.policy)
+        return (*what, launch.seed, row.origin, row.planning_ms or 0.0, row.result.to_json())
+
+    return sorted(rows, key=place)
+
+
 def _load_folder(folder: Path, loaded: Loaded) -> None:
-    manifest = folder / "sweep.json"
-    if manifest.exists():
-        loaded.manifests[str(folder)] = _manifest(manifest)
-    trial_files = sorted((folder / "trials").glob("*.jsonl"))
+    is_sweep = (folder / MANIFEST).exists()
+    if is_sweep:
+        loaded.manifests[str(folder)] = read_manifest(folder)
     runs: list[Result] = []
     trials: list[TrialRecord] = []
-    for path in trial_files:
-        more_runs, more_trials = _read(path, loaded.notes)
+    for path in trial_files(folder):
+        more_runs, more_trials = _read(path, torn_note(path, loaded.notes.append))
         runs += more_runs
         trials += more_trials
     results = folder / "results.jsonl"
-    if trial_files or manifest.exists():
+    if is_sweep or trial_files(folder):
         if results.exists():
             # The sweep's own export: what its trials hold already isn't a second measurement.
             known = {t.result.to_json() for t in trials if t.result is not None}
@@ -126,59 +140,29 @@ def _take(
             loaded.failed.append(trial)
 
 
-def _read(path: Path, torn: list[str] | None = None) -> tuple[list[Result], list[TrialRecord]]:
-    """Runs and trials of a file.
-
-    Args:
-        path: the file.
-        torn: where given, a last line that was cut off while being written is passed over and
-            noted here.
-    """
+def _read(
+    path: Path, torn: Callable[[str], None] | None = None
+) -> tuple[list[Result], list[TrialRecord]]:
+    """Runs and trials of a file; for `torn` see `read_lines`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        found = list(read_lines(path, _parse, torn))
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"{path}: can't be read ({problem}); {_EXPECTED}.") from problem
-    runs: list[Result] = []
-    trials: list[TrialRecord] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            schema = _schema(line)
-            if schema == RUN_SCHEMA:
-                runs.append(Result.from_json(line))
-            elif schema == TRIAL_SCHEMA:
-                trials.append(TrialRecord.from_json(line))
-            else:
-                what = "no schema" if schema is None else f"schema {schema!r}"
-                raise InputError(f"a row has {what}; {_EXPECTED}.")
-        except InputError as problem:
-            if torn is not None and number == len(lines):
-                torn.append(f"{path}: the last line was cut off and is passed over.")
-                continue
-            raise InputError(f"{path}: line {number}: {problem}") from problem
-    return runs, trials
+    runs = [record for record in found if isinstance(record, Result)]
+    return runs, [record for record in found if isinstance(record, TrialRecord)]
 
 
-def _schema(line: str) -> Any:
+def _parse(line: str) -> Result | TrialRecord:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as problem:
         raise InputError(f"is not JSON ({problem}); {_EXPECTED}.") from problem
     if not isinstance(row, dict):
         raise InputError(f"is not a JSON object; {_EXPECTED}.")
-    return row.get("schema")
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{path}: is not a sweep's manifest ({problem}).") from problem
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
-    if schema != SWEEP_SCHEMA:
-        raise InputError(
-            f"{path}: has schema {schema!r}; expected a sweep's manifest, '{SWEEP_SCHEMA}'."
-        )
-    return dict(manifest)
+    schema = row.get("schema")
+    if schema == RUN_SCHEMA:
+        return Result.from_json(line)
+    if schema == TRIAL_SCHEMA:
+        return TrialRecord.from_json(line)
+    what = "no schema" if schema is None else f"schema {schema!r}"
+    raise InputError(f"a row has {what}; {_EXPECTED}.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 BASELINE = "original"
@@ -13,6 +15,34 @@ BASELINE = "original"
 OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"}
 """What can be made small → the field of a result."""
 
+
+def but(fields: Iterable[str], *names: str) -> tuple[str, ...]:
+    """The fields without these."""
+    return tuple(field for field in fields if field not in names)
+
+
+# What makes two runs comparable stands here once; who compares names one of these groups.
+ORDER = ("policy", "schedule_file")
+"""The order in which the rows run, beside wave and seed: what is tried."""
+
+SHAPES = ("kv_block_bytes", "batch", "kv_heads", "head_dim", "dtype")
+"""How large Q, K and V are under the mask."""
+
+ON_CARD = ("mask_digest", "heads", *SHAPES, "device", "kernel", "regime")
+"""What is timed together on a card, each order in turn."""
+
+SHARED = (*ON_CARD, *ORDER, "wave", "seed")
+"""What a measured launch and its prediction agree in."""
+
+KEY_FIELDS = (
+    "mask_digest", "heads", "policy", "device", "kernel", "wave", "regime", "source", "seed",
+    "model", "l2_capacity_bytes", "kv_block_bytes", "batch", "kv_heads", "head_dim", "dtype",
+    "schedule_file", "device_digest",
+)  # fmt: skip
+"""What repeats of a launch agree in. `head` isn't among them: `heads` and the digest say what ran;
+nor `l2_bytes`: the L2 that was modelled is what counts."""
+
+_LATER_FIELDS = ("head_dim", "dtype", "device_digest")
 _ID_DIGITS = 16
 _SPEC_FIELDS = (
     "source", "mask", "mask_digest", "heads", "policy", "device", "kernel", "wave", "l2_bytes",
@@ -77,9 +107,19 @@ class Launch:
     tokens_kv: int | None = None
     density: float | None = None
 
+    def key(self, fields: Iterable[str] = KEY_FIELDS) -> tuple[object, ...]:
+        """What the launch says of these fields (see `LaunchKeys` for rows of several versions)."""
+        return tuple(getattr(self, field) for field in fields)
+
+    @property
+    def head_count(self) -> int:
+        """How many heads ran: 6 for ``"0,3-7"``."""
+        parts = [[int(n) for n in re.findall(r"\d+", part)] for part in self.heads.split(",")]
+        return sum(part[-1] - part[0] + 1 for part in parts if part)
+
     @property
     def baseline(self) -> Launch:
-        """The same launch in today's order."""
+        """The same launch in today's order; equal for launches that differ in their order alone."""
         return dataclasses.replace(self, policy=BASELINE, schedule_file=None)
 
     @property
@@ -93,3 +133,54 @@ class Launch:
         what = {key: value for key, value in self.spec.items() if key != "mask"}
         text = json.dumps(what, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
+
+
+class LaunchKeys:
+    """What tells the launches at hand apart, though some of them say less than others.
+
+    Rows of earlier versions don't say every field. They had one sequence and a K/V head for each
+    query head. Their head dimension follows from the mask and the bytes of a K/V block, where
+    another launch says it. A field that some launches of a source don't say even so tells nobody
+    of that source apart.
+
+    Args:
+        launches: all that may be compared with each other.
+    """
+
+    def __init__(self, launches: Iterable[Launch]) -> None:
+        launches = list(launches)
+        said = {(la.mask_digest, la.kv_block_bytes or 0, la.head_dim or 0) for la in launches}
+        self._head_dims = {what[:2]: what[2] for what in sorted(said) if what[2]}
+        self._sources = {launch.source for launch in launches}
+        self._unsaid = {
+            (launch.source, field)
+            for launch in launches
+            for field in _LATER_FIELDS
+            if self._said(launch, field) is None
+        }
+
+    def key(self, launch: Launch, fields: Iterable[str] = KEY_FIELDS) -> tuple[object, ...]:
+        """Equal for launches that agree in these fields, as far as all of them say.
+
+        Args:
+            launch: one of those at hand.
+            fields: of `KEY_FIELDS`. Without ``"source"``, what either source doesn't say tells
+                nobody apart.
+        """
+        fields = tuple(fields)
+        sources = {launch.source} if "source" in fields else self._sources
+        return tuple(
+            None
+            if any((source, field) in self._unsaid for source in sources)
+            else self._said(launch, field)
+            for field in fields
+        )
+
+    def _said(self, launch: Launch, field: str) -> object:
+        if field == "batch":
+            return launch.batch or 1
+        if field == "kv_heads":
+            return launch.kv_heads or launch.head_count
+        if field == "head_dim" and launch.head_dim is None:
+            return self._head_dims.get((launch.mask_digest, launch.kv_block_bytes or 0))
+        return getattr(launch, field)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wavealign.errors import InputError, WriteError
 from wavealign.npz import check_writable
@@ -19,6 +19,80 @@ try:
     fcntl = importlib.import_module("fcntl")
 except ModuleNotFoundError:  # not a POSIX system
     fcntl = None
+
+_T = TypeVar("_T")
+
+
+def append_line(stream: FileIO, text: str, sync: bool = False) -> None:
+    """One more line at the end of a file, whole or not at all.
+
+    Args:
+        stream: opened to append, unbuffered: a buffer would be written after the file was cut back.
+        text: the line.
+        sync: it is on disk when this returns; otherwise the operating system has it.
+
+    Raises:
+        OSError: e.g. a full disk; the file is as it was.
+    """
+    before = stream.seek(0, os.SEEK_END)
+    left = memoryview(text.encode() + b"\n")
+    try:
+        while left:
+            left = left[stream.write(left) :]
+        if sync:
+            os.fsync(stream.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            stream.truncate(before)
+        raise
+
+
+def read_lines(
+    path: Path, parse: Callable[[str], _T], torn: Callable[[str], None] | None = None
+) -> Iterator[_T]:
+    """What the lines of a file say; blank ones say nothing.
+
+    Args:
+        path: the file.
+        parse: of a line.
+        torn: told of a last line without an end, which a kill cut off in mid-write and which is
+            passed over; where nobody is told, such a line is one like the others.
+
+    Raises:
+        InputError: that of `parse`, with the line's place.
+        OSError: the file can't be read.
+        UnicodeDecodeError: it isn't text.
+    """
+    # What was cut off may end inside a character.
+    with path.open(encoding="utf-8", errors="strict" if torn is None else "replace") as stream:
+        for number, line in enumerate(stream, 1):
+            if torn is not None and not line.endswith("\n"):
+                torn(line)
+            elif line.strip():
+                try:
+                    yield parse(line)
+                except InputError as problem:
+                    raise InputError(f"{path}: line {number}: {problem}") from problem
+
+
+def cut_torn_line(path: Path) -> int:
+    """Take off a last line that doesn't end, so that the next one starts a line; its bytes."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    return len(content) - whole
+
+
+def lock(stream: Any) -> None:
+    """Claim a file until it is closed, where the system has flock; a killed process holds none.
+
+    Raises:
+        BlockingIOError: another process has claimed it.
+        OSError: the file system has no locks.
+    """
+    if fcntl is not None:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class ResultWriter:
@@ -55,22 +129,11 @@ class ResultWriter:
         """
         try:
             for result in results:
-                self._append((result.to_json() + "\n").encode())
+                append_line(self._stream, result.to_json())
+                self._rows += 1
         except OSError as problem:
             kept = f"the {self._rows} rows before are kept" if self._rows else "nothing was kept"
             raise WriteError.of(self._path, problem, kept) from problem
-
-    def _append(self, line: bytes) -> None:
-        whole_bytes = self._stream.tell()
-        try:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[self._stream.write(rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._stream.truncate(whole_bytes)
-            raise
-        self._rows += 1
 
     def __exit__(self, *_: object) -> None:
         if fcntl is None:  # such systems don't rename open files
@@ -90,17 +153,17 @@ def _claimed(path: Path) -> FileIO:
     """
     while True:
         stream = FileIO(path, "a")
-        if fcntl is not None:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                stream.close()
-                raise
-            except OSError:  # a file system without locks
-                pass
-            # Between opening and locking, the file may have been finished and renamed.
-            if not (path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())):
-                stream.close()
-                continue
-        stream.truncate(0)
-        return stream
+        try:
+            lock(stream)
+        except BlockingIOError:
+            stream.close()
+            raise
+        except OSError:  # a file system without locks
+            pass
+        # Between opening and locking, the file may have been finished and renamed.
+        if fcntl is None or (
+            path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
+        ):
+            stream.truncate(0)
+            return stream
+        stream.close()

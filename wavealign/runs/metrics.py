@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of at least one positive value; a lone one is its own mean, to the last digit."""
+    values = list(values)
+    if len(values) == 1:
+        return values[0]
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,12 @@ class Metric:
     def difference(self, a: float, b: float) -> float:
         """log(b / a), or b - a in points; above 0 where b is larger."""
         return math.log(b / a) if self.ratio else 100 * (b - a)
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Of repeats: geometric for ratios, unless one of them is 0."""
+        if self.ratio and min(values) > 0:
+            return geometric_mean(values)
+        return sum(values) / len(values)
 
     def usable(self, value: float | None) -> bool:
         """Whether a value can be compared."""

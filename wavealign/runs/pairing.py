@@ -17,15 +17,9 @@ import numpy.typing as npt
 
 from wavealign.errors import InputError
 from wavealign.runs.files import Row
+from wavealign.runs.launch import KEY_FIELDS, LaunchKeys, but
 from wavealign.runs.metrics import Metric
 from wavealign.runs.result import Result
-
-KEY_FIELDS = (
-    "mask_digest", "heads", "policy", "device", "kernel", "wave", "regime", "source", "seed",
-    "model", "l2_capacity_bytes", "kv_block_bytes", "batch", "kv_heads", "head_dim", "dtype",
-    "schedule_file",
-)  # fmt: skip
-"""What a pair agrees in. `head` isn't among them: `heads` and the digest say what ran."""
 
 ABOUT_FIELDS = ("version", "gpu", "driver", "backend_version")
 """What may differ, and is said where it does: often the very thing that was changed."""
@@ -131,13 +125,14 @@ def compare_rows(
         InputError: no pairs (with the field that keeps them apart), or pairs of several sources
             or regimes, whose figures mean different things.
     """
-    fields = [name for name in KEY_FIELDS if name not in ignore]
-    if metric.counted:
-        fields.append("cache_control")
-    a, b = _by_key(rows_a, fields), _by_key(rows_b, fields)
+    fields = [*but(KEY_FIELDS, *ignore), *(["cache_control"] if metric.counted else [])]
+    keys = LaunchKeys(row.result.launch for row in (*rows_a, *rows_b))
+    a, b = _by_key(rows_a, fields, keys), _by_key(rows_b, fields, keys)
     both = [key for key in a if key in b]
     if not both:
-        raise InputError("no row of A has a partner in B" + _why_apart(rows_a, rows_b, fields))
+        raise InputError(
+            "no row of A has a partner in B" + _why_apart(rows_a, rows_b, fields, keys)
+        )
     for name in ("source", "regime"):
         found = sorted({str(getattr(a[key][0], name)) for key in both})
         if len(found) > 1:
@@ -227,7 +222,7 @@ class _Noise:
         squares = 0.0
         self.degrees = 0
         for values in groups:
-            centre = _centre(values, metric)
+            centre = metric.mean(values)
             squares += sum(metric.difference(centre, value) ** 2 for value in values)
             self.degrees += len(values) - 1
         self._deviation = math.sqrt(squares / self.degrees) if self.degrees else None
@@ -254,46 +249,48 @@ class _Noise:
 
 def _launch_error(row: Result) -> float | None:
     """Relative standard error of a row's time, from the launches behind it."""
-    if row.time_spread_frac is None or not row.repeats:
+    spread_frac, repeats = row.outcome.time_spread_frac, row.outcome.repeats
+    if spread_frac is None or not repeats:
         return None
-    error = row.time_spread_frac / _IQR_SIGMAS / math.sqrt(row.repeats)
-    return error * (_MEDIAN_COST if row.regime == "single" else 1.0)
+    error = spread_frac / _IQR_SIGMAS / math.sqrt(repeats)
+    return error * (_MEDIAN_COST if row.launch.regime == "single" else 1.0)
 
 
 def _pair(
     rows_a: Sequence[Result], rows_b: Sequence[Result], metric: Metric, noise: _Noise
 ) -> PairedValue:
-    a, b = (_centre(_values(rows, metric), metric) for rows in (rows_a, rows_b))
+    a, b = (metric.mean(_values(rows, metric)) for rows in (rows_a, rows_b))
     return PairedValue(
         rows_a[0], rows_b[0].policy, a, b, metric.difference(a, b), noise.of_pair(rows_a, rows_b)
     )
-
-
-def _centre(values: Sequence[float], metric: Metric) -> float:
-    if metric.ratio and len(values) > 1:
-        return math.exp(sum(map(math.log, values)) / len(values))
-    return sum(values) / len(values)
 
 
 def _values(rows: Sequence[Result], metric: Metric) -> list[float]:
     return [float(getattr(row, metric.name)) for row in rows]
 
 
-def _by_key(rows: Sequence[Row], fields: Sequence[str]) -> dict[tuple[object, ...], list[Result]]:
+def _by_key(
+    rows: Sequence[Row], fields: Sequence[str], keys: LaunchKeys
+) -> dict[tuple[object, ...], list[Result]]:
+    """Rows that agree in these fields: of a launch, or how the counters treated the cache."""
     groups: dict[tuple[object, ...], list[Result]] = {}
     for row in rows:
-        key = tuple(getattr(row.result, name) for name in fields)
+        key = keys.key(row.result.launch, but(fields, "cache_control"))
+        if "cache_control" in fields:
+            key += (row.result.environment.cache_control,)
         groups.setdefault(key, []).append(row.result)
     return groups
 
 
-def _why_apart(rows_a: Sequence[Row], rows_b: Sequence[Row], fields: Sequence[str]) -> str:
+def _why_apart(
+    rows_a: Sequence[Row], rows_b: Sequence[Row], fields: Sequence[str], keys: LaunchKeys
+) -> str:
     """The single field without which most rows would pair."""
     best, name = 0, ""
     for field in fields:
-        rest = [other for other in fields if other != field]
-        b = _by_key(rows_b, rest)
-        found = sum(key in b for key in _by_key(rows_a, rest))
+        rest = but(fields, field)
+        b = _by_key(rows_b, rest, keys)
+        found = sum(key in b for key in _by_key(rows_a, rest, keys))
         if found > best:
             best, name = found, field
     if name in ("mask_digest", "heads"):
@@ -304,12 +301,13 @@ def _why_apart(rows_a: Sequence[Row], rows_b: Sequence[Row], fields: Sequence[st
         return f": they ran other masks (A: {masks_a}; B: {masks_b})."
     if not best:
         return f": they agree in no choice of {', '.join(fields)}. Are they runs of the same masks?"
-    a, b_text = (
-        ", ".join(sorted({str(getattr(row.result, name)) for row in rows}))
+    shown = [*(["source"] if "source" in fields else []), name]
+    in_a, in_b = (
+        ", ".join(sorted({str(key[-1]) for key in _by_key(rows, shown, keys)}))
         for rows in (rows_a, rows_b)
     )
     return (
-        f": {best} would pair but for '{name}' (A: {a}; B: {b_text}). --ignore {name} pairs them "
+        f": {best} would pair but for '{name}' (A: {in_a}; B: {in_b}). --ignore {name} pairs them "
         "regardless."
     )
 

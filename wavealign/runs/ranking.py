@@ -1,13 +1,16 @@
-"""Does a prediction choose well? Its order of the policies against the measured one."""
+"""Which policy is the best: over many masks, and as a prediction has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_TIE_FRAC = 0.01  # pairs measured closer than this have no order
+from wavealign.runs.metrics import geometric_mean
+
+TIE_FRAC = 0.01
+"""Times closer than this have no order."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,51 @@ def rank(predicted_ms: Sequence[float], measured_ms: Sequence[float]) -> Ranking
     agree = disagree = 0
     for a, measured_a in enumerate(measured_ms):
         for b in range(a):
-            if abs(measured_a / measured_ms[b] - 1) <= _TIE_FRAC:
+            if abs(measured_a / measured_ms[b] - 1) <= TIE_FRAC:
                 continue
             same = (measured_a - measured_ms[b]) * (predicted_ms[a] - predicted_ms[b]) > 0
             agree, disagree = agree + same, disagree + (not same)
     chosen, fastest = int(np.argmin(predicted_ms)), int(np.argmin(measured_ms))
     regret_frac = measured_ms[chosen] / measured_ms[fastest] - 1
     return Ranking(agree, disagree, chosen, fastest, regret_frac)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A policy against the first of the ranking, on the masks that both ran on.
+
+    Attributes:
+        policy: the recipe.
+        ratio: geometric mean of its speedups / those of the first; above 1 where it is faster.
+        columns: how many masks.
+    """
+
+    policy: str
+    ratio: float
+    columns: int
+
+
+def ranked(speedups: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
+    """Policies that ran on every mask, by the geometric mean of their speedups, best first.
+
+    Args:
+        speedups: by policy and mask.
+    """
+    whole = max(map(len, speedups.values()), default=0)
+    means = [(p, geometric_mean(own.values())) for p, own in speedups.items() if len(own) == whole]
+    return sorted(means, key=lambda item: -item[1])
+
+
+def standings(speedups: Mapping[str, Mapping[str, float]], first: str) -> list[Standing]:
+    """Every policy that shares a mask with the `first` of the ranking, best first."""
+    leader, found = speedups[first], []
+    for policy, own in speedups.items():
+        ratios = [value / leader[mask] for mask, value in own.items() if mask in leader]
+        if ratios:
+            found.append(Standing(policy, geometric_mean(ratios), len(ratios)))
+    return sorted(found, key=lambda standing: -standing.ratio)
+
+
+def as_good(gain: float | None, best: float | None) -> bool:
+    """Whether a speedup is the best one, or within 1 % of it."""
+    return gain is not None and best is not None and gain >= best / (1 + TIE_FRAC)

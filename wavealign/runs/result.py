@@ -171,12 +171,7 @@ class Result:
         Raises:
             InputError: not JSON, another schema, or missing fields.
         """
-        try:
-            row: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as problem:
-            raise InputError(f"a result row is not JSON ({problem}).") from problem
-        if not isinstance(row, dict) or row.pop("schema", None) != RUN_SCHEMA:
-            raise InputError(f"a result row is not of schema '{RUN_SCHEMA}'.")
+        row = read_record(line, RUN_SCHEMA, "a result row")
         if missing := set(_NEEDED) - row.keys():
             raise InputError(f"a result row lacks {', '.join(sorted(missing))}.")
         return cls.of(**{name: row[name] for name in FIELDS if name in row})
@@ -184,3 +179,23 @@ class Result:
 
 RunResult = Result
 """The documented name."""
+
+
+def read_record(line: str, schema: str, what: str) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Args:
+        line: the text.
+        schema: that it must be of.
+        what: it is, for people.
+
+    Raises:
+        InputError: not JSON, or of another schema.
+    """
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise InputError(f"{what} is not JSON ({problem}).") from problem
+    if not isinstance(row, dict) or row.get("schema") != schema:
+        raise InputError(f"{what} is not of schema '{schema}'.")
+    return row

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from wavealign.errors import InputError
 from wavealign.runs.launch import Launch
-from wavealign.runs.result import Result
+from wavealign.runs.result import Result, read_record
 
 TRIAL_SCHEMA = "wavealign.trial/1"
 
@@ -57,12 +56,7 @@ class TrialRecord:
         Raises:
             InputError: not JSON, another schema, or an identity that isn't the spec's.
         """
-        try:
-            row: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as problem:
-            raise InputError(f"a trial is not JSON ({problem}).") from problem
-        if not isinstance(row, dict) or row.get("schema") != TRIAL_SCHEMA:
-            raise InputError(f"a trial is not of schema '{TRIAL_SCHEMA}'.")
+        row = read_record(line, TRIAL_SCHEMA, "a trial")
         try:
             spec = Launch(**row["spec"])
             result = row["result"]

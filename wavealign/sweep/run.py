@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.conditions import BASELINE
 from wavealign.sweep.engines import Engine, Job
 from wavealign.sweep.search import Search
 from wavealign.sweep.store import Store
@@ -95,28 +93,3 @@ def run_jobs(
         for record in records:
             store.append(record)
             on_trial(record, True)
-
-
-def best_by_condition(
-    records: Sequence[TrialRecord], field: str
-) -> dict[Launch, tuple[TrialRecord, TrialRecord | None]]:
-    """Per condition, the best trial that is done and its baseline.
-
-    Args:
-        records: of a sweep.
-        field: of the result row, minimised; rows where it isn't known are left out.
-
-    Returns:
-        Baseline spec → (best, baseline or None where it failed), in the order of `records`.
-    """
-    groups: dict[Launch, list[TrialRecord]] = {}
-    for record in records:
-        if record.result is not None and getattr(record.result, field) is not None:
-            condition = dataclasses.replace(record.spec, policy=BASELINE)
-            groups.setdefault(condition, []).append(record)
-    found = {}
-    for condition, group in groups.items():
-        best = min(group, key=lambda r: (getattr(r.result, field), r.spec.policy))
-        base = next((r for r in group if r.spec.policy == BASELINE), None)
-        found[condition] = (best, base)
-    return found

@@ -14,19 +14,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from wavealign._version import __version__
 from wavealign.errors import InputError, WaveAlignError
 from wavealign.npz import whole_file
+from wavealign.runs.folder import (
+    MANIFEST,
+    SWEEP_SCHEMA,
+    by_identity,
+    read_manifest,
+    read_records,
+    trial_files,
+)
+from wavealign.runs.lines import append_line, cut_torn_line, lock, read_lines
 from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.export import sort_key, sorted_done, write_parquet
 
-SWEEP_SCHEMA = "wavealign.sweep/1"
-_MANIFEST = "sweep.json"
 _SAME = {  # what a store must agree on with the sweep that wants to continue it, and its name
     "space": "space",
     "masks": "masks",
@@ -74,7 +80,7 @@ class Store:
             InputError: the folder can't be continued, or written.
         """
         _check_folder(self.folder)
-        if (self.folder / _MANIFEST).exists():
+        if (self.folder / MANIFEST).exists():
             _check_same(self.folder, read_manifest(self.folder), self._manifest)
 
     def __enter__(self) -> Store:
@@ -82,8 +88,9 @@ class Store:
         with contextlib.ExitStack() as stack, _disk(self.folder):
             (self.folder / "trials").mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(self.folder / "lock"))
-            for path in [*_trial_files(self.folder), self.draws.path]:
-                _cut_torn_line(path, self._note)
+            for path in filter(Path.exists, [*trial_files(self.folder), self.draws.path]):
+                if cut := cut_torn_line(path):
+                    self._note(f"{path}: dropped a last line that was cut off ({cut} bytes).")
             _write_manifest(self.folder, self._manifest)
             self.records = by_identity(read_records(self.folder))
             self.draws.read()
@@ -138,12 +145,16 @@ class Draws:
 
     def read(self) -> None:
         """What an earlier run drew."""
-        for line in _whole_lines(self.path):
-            try:
-                row = json.loads(line)
-                self.draws[int(row["number"])] = dict(row["values"])
-            except (ValueError, KeyError, TypeError) as problem:
-                raise InputError(f"{self.path}: a line can't be read ({problem}).") from problem
+        if self.path.exists():
+            self.draws |= read_lines(self.path, _draw, torn=lambda _: None)
+
+
+def _draw(line: str) -> tuple[int, dict[str, Any]]:
+    try:
+        row = json.loads(line)
+        return int(row["number"]), dict(row["values"])
+    except (ValueError, KeyError, TypeError) as problem:
+        raise InputError(f"can't be read ({problem}).") from problem
 
 
 def read_trials(
@@ -165,59 +176,12 @@ def read_trials(
     return sorted(by_identity(read_records(Path(folder), note)).values(), key=sort_key)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What is swept: ``sweep.json``.
-
-    Raises:
-        InputError: there is none, or of another schema.
-    """
-    path = folder / _MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as problem:
-        raise InputError(
-            f"{folder}: holds no sweep ({_MANIFEST} is missing); expected a folder that "
-            "`wavealign sweep --out` wrote."
-        ) from problem
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{path}: can't be read ({problem}).") from problem
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
-    if schema != SWEEP_SCHEMA:
-        raise InputError(
-            f"{path}: has schema {schema!r}; this version reads '{SWEEP_SCHEMA}'. Sweep again into "
-            "another folder."
-        )
-    return dict(manifest)
-
-
-def read_records(
-    folder: Path, note: Callable[[str], None] = lambda _: None
-) -> Iterator[TrialRecord]:
-    """Every whole record of every worker."""
-    for path in _trial_files(folder):
-        for number, line in enumerate(_whole_lines(path, note), 1):
-            try:
-                yield TrialRecord.from_json(line)
-            except InputError as problem:
-                raise InputError(f"{path}, line {number}: {problem}") from problem
-
-
-def by_identity(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
-    """One record an identity: the first that is done, else the last that failed."""
-    found: dict[str, TrialRecord] = {}
-    for record in records:
-        known = found.get(record.spec.identity)
-        if known is None or known.status == "failed":
-            found[record.spec.identity] = record
-    return found
-
-
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; expected a folder for the sweep.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MANIFEST).exists():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise InputError(
-            f"{folder}: isn't empty and holds no sweep ({_MANIFEST} is missing); give a new folder."
+            f"{folder}: isn't empty and holds no sweep ({MANIFEST} is missing); give a new folder."
         )
 
 
@@ -251,51 +215,14 @@ def _short(value: Any) -> str:
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    with whole_file(folder / _MANIFEST) as stream:
+    with whole_file(folder / MANIFEST) as stream:
         stream.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def _trial_files(folder: Path) -> list[Path]:
-    return sorted((folder / "trials").glob("*.jsonl"))
-
-
-def _whole_lines(path: Path, note: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-    """Lines that end: what a kill cut off in mid-write isn't one."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                yield line
-            else:
-                note(f"{path}: left out a last line that was cut off ({len(line)} characters).")
-
-
-def _cut_torn_line(path: Path, note: Callable[[str], None]) -> None:
-    """Take off a last line that doesn't end, so that the next record starts a line."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        note(f"{path}: dropped a last line that was cut off ({len(content) - whole} bytes).")
-        os.truncate(path, whole)
 
 
 def _append(path: Path, line: str) -> None:
     """One line, whole and on disk, or nothing."""
-    # Unbuffered: a buffer would be written after the file was cut back.
     with _disk(path), path.open("ab", buffering=0) as stream:
-        before = stream.tell()
-        left = memoryview(line.encode() + b"\n")
-        try:
-            while left:
-                left = left[stream.write(left) :]
-            os.fsync(stream.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.truncate(path, before)
-            raise
+        append_line(stream, line, sync=True)
 
 
 @contextlib.contextmanager
@@ -314,15 +241,10 @@ def _disk(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, where the system has flock; a killed process holds no lock."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # not a POSIX system
-        yield
-        return
+    """One writer at a time."""
     with path.open("w") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(stream)
         except BlockingIOError as problem:
             raise InputError(
                 f"{path.parent}: another process runs a sweep there; wait for it, or give another "

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from wavealign.report.page.cells import Cell
-from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Column, Standing
+from wavealign.report.page.gather import Block, Column
+from wavealign.runs.launch import BASELINE
+from wavealign.runs.ranking import TIE_FRAC, Standing, as_good
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def answer(block: Block) -> Answer:
         len(masks),
         _near_best(block, masks, policy),
         _reads(block, masks, policy),
-        tuple(name for name, mean in block.ranking[1:] if mean >= gain / (1 + TIE_FRAC)),
+        tuple(name for name, mean in block.ranking[1:] if as_good(mean, gain)),
         _challenger(block),
         True,
     )
@@ -119,8 +121,7 @@ def _near_best(block: Block, masks: list[Column], policy: str) -> int:
     good = 0
     for column in masks:
         best, own = block.best(column), block.cells[column.label][policy]
-        if best is not None and best.speedup and own.speedup:
-            good += own.speedup >= best.speedup / (1 + TIE_FRAC)
+        good += best is not None and as_good(own.speedup, best.speedup)
     return good
 
 

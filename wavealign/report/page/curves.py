@@ -14,11 +14,13 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.files import load_mask
 from wavealign.order.policies import build_schedule
 from wavealign.report.page.figures import PAPER
-from wavealign.report.page.gather import BASELINE, Block, Column, Unit
+from wavealign.report.page.gather import Block, Column, Unit, unit_of
+from wavealign.report.page.l2 import given_l2
 from wavealign.report.page.svg import Axis, Line, chart
 from wavealign.report.progress import Progress
+from wavealign.runs.launch import BASELINE, Launch
 from wavealign.sim.curve import curve_sizes, hit_curve
-from wavealign.sim.setup import Setup
+from wavealign.sim.setup import DTYPE_BYTES, Setup
 from wavealign.units import parse_heads
 
 _MOST_MASKS = 12  # a page of curves; the rest is said to be left out
@@ -35,12 +37,13 @@ class MaskCurves:
 
 @dataclass
 class CurveSet:
-    """The curves of a device and kernel.
+    """The curves of a device and kernel, and of launches of one kind.
 
     Attributes:
         labels: settings that they belong to.
-        title: device, kernel and rows in flight.
+        title: device and kernel, and what is unusual about the launches.
         policies: what is drawn, with the class of each line.
+        l2_bytes: sizes of L2 to mark; None for the device's own.
         masks: one each.
         notes: what is missing, and why.
     """
@@ -48,6 +51,7 @@ class CurveSet:
     labels: list[str]
     title: str
     policies: list[tuple[str, str]]
+    l2_bytes: set[int | None] = field(default_factory=set)
     masks: list[MaskCurves] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -138,33 +142,39 @@ def _heads(mask: BlockMask, heads: str) -> BlockMask | None:
 def curve_sets(
     blocks: Sequence[Block], masks: Mapping[Unit, BlockMask], jobs: int, quiet: bool
 ) -> list[CurveSet]:
-    """Curves for each device and kernel: `original`, the paper's order, the two best ones."""
-    sets: dict[tuple[str, str], CurveSet] = {}
+    """Curves for each device and kernel: `original`, the paper's order, the two best ones.
+
+    Settings share curves where their launches are of one kind and have the same waves.
+    """
+    sets: dict[tuple[object, ...], CurveSet] = {}
     work: list[tuple[CurveSet, Block, Column, Unit]] = []
     for block in blocks:
-        name = (block.setting.device, block.setting.kernel)
-        if name in sets:
-            sets[name].labels.append(block.label)
-            continue
-        sets[name] = CurveSet([block.label], " · ".join(name), _policies(block))
+        setting, launches = block.setting, [row.result.launch for row in block.rows]
+        parts = (setting.device, setting.kernel, setting.launch)
+        name = (*parts, *sorted({launch.wave for launch in launches}))
         known = [(c, u) for c in block.columns for u in c.units[:1] if u in masks]
-        missing = len(block.columns) - len(known)
-        if missing:
-            sets[name].notes.append(
-                f"{missing} of {len(block.columns)} masks aren't at hand: name their files with "
-                "--mask."
-            )
-        if len(known) > _MOST_MASKS:
-            sets[name].notes.append(
-                f"The first {_MOST_MASKS} of {len(known)} masks; wavealign curve draws the others."
-            )
-        work += [(sets[name], block, column, unit) for column, unit in known[:_MOST_MASKS]]
+        if name not in sets:
+            wave = "" if setting.wave is None else f"W = {setting.wave}"
+            title = " · ".join(filter(None, (*parts, wave)))
+            sets[name] = CurveSet([], title, _policies(block))
+            missing = len(block.columns) - len(known)
+            if missing:
+                sets[name].notes.append(
+                    f"{missing} of {len(block.columns)} masks aren't at hand: name their files "
+                    "with --mask."
+                )
+            if len(known) > _MOST_MASKS:
+                sets[name].notes.append(
+                    f"The first {_MOST_MASKS} of {len(known)} masks; wavealign curve draws the "
+                    "others."
+                )
+            work += [(sets[name], block, column, unit) for column, unit in known[:_MOST_MASKS]]
+        sets[name].labels.append(block.label)
+        sets[name].l2_bytes.add(given_l2(launches[0]))
     with Progress(len(work), "miss-ratio curves", quiet) as progress:
         for curves, block, column, unit in work:
             try:
-                curves.masks.append(
-                    _curves(block, curves.policies, column, unit, masks[unit], jobs)
-                )
+                curves.masks.append(_curves(curves, block, column, unit, masks[unit], jobs))
             except InputError as problem:
                 curves.notes.append(f"{column.label}: {problem}")
             progress.advance(column.label)
@@ -172,22 +182,16 @@ def curve_sets(
 
 
 def _curves(
-    block: Block,
-    policies: Sequence[tuple[str, str]],
-    column: Column,
-    unit: Unit,
-    mask: BlockMask,
-    jobs: int,
+    curves: CurveSet, block: Block, column: Column, unit: Unit, mask: BlockMask, jobs: int
 ) -> MaskCurves:
-    setting = block.setting
-    runs = [row.result for row in block.rows if row.result.mask_digest == unit.digest]
-    setup = Setup.make(setting.device, setting.kernel, wave=runs[0].wave, model="fast")
-    seed = runs[0].seed
-    sizes = curve_sizes(mask, setup)
+    launch = next(row.result.launch for row in block.rows if unit_of(row.result) == unit)
+    setups = [_setup(launch, mask, size) for size in curves.l2_bytes]
+    setups.sort(key=lambda setup: setup.l2_capacity_bytes)
+    sizes = sorted({size for setup in setups for size in curve_sizes(mask, setup)})
     lines = []
-    for policy, kind in policies:
-        schedule = build_schedule(mask, policy, setup.wave, seed, jobs)
-        curve = hit_curve(mask, schedule, setup, sizes)
+    for policy, kind in curves.policies:
+        schedule = build_schedule(mask, policy, launch.wave, launch.seed, jobs)
+        curve = hit_curve(mask, schedule, setups[0], sizes)
         if not curve.requested_bytes:
             raise InputError("the mask keeps no block.")
         points = [
@@ -199,13 +203,28 @@ def _curves(
     y = Axis(
         "miss ratio (%)", 0.0, max(1e-3, *(v for li in lines for _, v in li.points)), percent=True
     )
-    at = setup.l2_capacity_bytes / 2**20
-    label = f"Miss ratio against L2 size, {column.label}, {', '.join(name for name, _ in policies)}"
-    rules = [(at, f"{setting.device}, {at:.0f} MiB")] if x.low <= at <= x.high else []
+    names = ", ".join(name for name, _ in curves.policies)
+    label = f"Miss ratio against L2 size, {column.label}, {names}"
+    rules = []
+    for setup in setups:
+        at = setup.l2_capacity_bytes / 2**20
+        whose = "given" if setup.l2_origin == "given" else launch.device
+        rules.append((at, f"{whose}, {at:.0f} MiB"))
     return MaskCurves(
         column.label if len(column.units) == 1 else f"{column.label}, head {unit.heads}",
         chart(x, y, label, lines=lines, verticals=rules),
     )
+
+
+def _setup(launch: Launch, mask: BlockMask, l2_bytes: int | None) -> Setup:
+    """The terms of a launch's curve: one LRU over the K/V blocks that it read."""
+    dtype = launch.dtype or "bf16"
+    # Rows of earlier versions say the bytes of a K/V block alone.
+    implied = (launch.kv_block_bytes or 0) // (2 * mask.block_kv * DTYPE_BYTES.get(dtype, 2))
+    return Setup.make(
+        launch.device, launch.kernel, l2_bytes=l2_bytes, wave=launch.wave,
+        head_dim=launch.head_dim or implied, dtype=dtype, model="fast",
+    )  # fmt: skip
 
 
 def _policies(block: Block) -> list[tuple[str, str]]:

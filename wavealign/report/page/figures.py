@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from wavealign.report.page.cells import Cell, geometric_mean
-from wavealign.report.page.gather import BASELINE, TIE_FRAC, Block, Column, Unit
+from wavealign.report.page.cells import Cell
+from wavealign.report.page.gather import Block, Unit
 from wavealign.report.page.svg import Axis, Line, Mark, chart, span
+from wavealign.runs.launch import BASELINE
+from wavealign.runs.metrics import geometric_mean
+from wavealign.runs.ranking import TIE_FRAC
 
 PAPER = "svd+nnz"  # the order of the WaveAlign paper
 _FULL_TINT = 0.25  # a gain (or loss) of this share has the strongest colour
@@ -90,24 +93,21 @@ def heat_rows(block: Block, policies: Sequence[str]) -> list[HeatRow]:
     means = dict(block.ranking)
     rows = []
     for policy in policies:
-        cells = []
+        cells: list[HeatCell | None] = []
         for column in block.columns:
-            cell = block.cells[column.label].get(policy)
-            top = best[column.label]
+            cell, top = block.cells[column.label].get(policy), best[column.label]
+            if cell is None or cell.speedup is None:
+                cells.append(None)
+                continue
             wins = top is not None and top.policy == policy and (top.speedup or 0) > 1 + TIE_FRAC
-            cells.append(_heat_cell(cell, column, wins))
+            tip = f"{cell.policy} on {column.label}: {describe(cell)}"
+            cells.append(_tinted(cell.speedup, wins, tip))
         mean_cell = None
         if several and policy in means:
             first = policy == block.ranking[0][0]
             mean_cell = _tinted(means[policy], first, f"{policy}: geometric mean over all masks")
         rows.append(HeatRow(policy, mean_cell, cells))
     return rows
-
-
-def _heat_cell(cell: Cell | None, column: Column, best: bool) -> HeatCell | None:
-    if cell is None or cell.speedup is None:
-        return None
-    return _tinted(cell.speedup, best, f"{cell.policy} on {column.label}: {describe(cell)}")
 
 
 def _tinted(speedup: float, best: bool, tip: str) -> HeatCell:
@@ -119,18 +119,14 @@ def _tinted(speedup: float, best: bool, tip: str) -> HeatCell:
 
 def describe(cell: Cell) -> str:
     """A cell's figures in a line."""
-    parts = []
-    if cell.speedup is not None:
-        parts.append(f"{cell.speedup:.3f}× original")
-    if cell.time_ms is not None:
-        parts.append(f"{cell.time_ms:.2f} ms")
-    if cell.hit_frac is not None:
-        parts.append(f"L2 hit {100 * cell.hit_frac:.1f} %")
-    if cell.hbm_read_bytes is not None:
-        parts.append(f"HBM reads {cell.hbm_read_bytes / 1e9:.2f} GB")
-    if cell.planning_ms is not None:
-        parts.append(f"planned in {cell.planning_ms:.1f} ms")
-    return ", ".join(parts)
+    parts = (
+        (cell.speedup, "{:.3f}× original", 1),
+        (cell.time_ms, "{:.2f} ms", 1),
+        (cell.hit_frac, "L2 hit {:.1f} %", 100),
+        (cell.hbm_read_bytes, "HBM reads {:.2f} GB", 1e-9),
+        (cell.planning_ms, "planned in {:.1f} ms", 1),
+    )
+    return ", ".join(form.format(scale * v) for v, form, scale in parts if v is not None)
 
 
 def kind_of(policy: str, best: str | None) -> tuple[str, str]:
@@ -230,16 +226,8 @@ def _head_table(block: Block, mask: str, units: list[Unit]) -> HeadTable:
             gains[cell.policy].append(cell.speedup or 1)
         chosen.append(best.speedup or 1)
         base = cells.get(BASELINE)
-        rows.append(
-            HeadRow(
-                unit.heads,
-                best.policy,
-                best.speedup,
-                base.hit_frac if base else None,
-                best.hit_frac,
-                best.read_ratio,
-            )
-        )
+        hits = (base.hit_frac if base else None, best.hit_frac)
+        rows.append(HeadRow(unit.heads, best.policy, best.speedup, *hits, best.read_ratio))
     means = {p: geometric_mean(v) for p, v in gains.items() if len(v) == len(units)}
     single = max(means, key=lambda policy: means[policy])
     return HeadTable(mask, rows, single, means[single], geometric_mean(chosen))

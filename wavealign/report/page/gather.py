@@ -1,6 +1,7 @@
 """What the page is about: settings, masks, policies, and what each policy gains on each mask.
 
 A *setting* is all that a time depends on beside mask and policy: source, device, kernel, regime.
+The order in which the rows were read decides nothing.
 A *unit* is a launch's mask (digest and heads); a *family* is the units of one mask file; a *column*
 of the page is a family as one launch or, where only its heads ran on their own, as the mean over
 them.
@@ -14,12 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wavealign.report.page.cells import Cell, column_cells, geometric_mean, unit_cell
-from wavealign.runs.files import Loaded, Row
+from wavealign.report.page.cells import Cell, column_cells, unit_cell
+from wavealign.runs.files import Loaded, Row, in_order
+from wavealign.runs.launch import BASELINE, Launch, LaunchKeys
+from wavealign.runs.ranking import Standing, as_good, ranked, standings
 from wavealign.runs.result import Result
-
-BASELINE = "original"
-TIE_FRAC = 0.01  # policies closer than this are said to be as good as each other
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Setting:
         source, device, kernel, regime: as in a row.
         model: of the simulator, None where measured.
         l2_capacity_bytes: the L2 modelled, None where measured.
-        launch: what is unusual about a measured launch: batch, K/V heads, head size, dtype.
+        device_digest: of the profile that was simulated, where every row says it.
+        launch: what is unusual about a launch: batch, K/V heads, head size, dtype.
         wave: rows in flight, where one mask ran with several; else None.
     """
 
@@ -40,6 +41,7 @@ class Setting:
     regime: str
     model: str | None
     l2_capacity_bytes: int | None
+    device_digest: str | None = None
     launch: str = ""
     wave: int | None = None
 
@@ -70,21 +72,6 @@ class Column:
 
     label: str
     units: tuple[Unit, ...]
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A policy against the first of the ranking, on the columns that both ran on.
-
-    Attributes:
-        policy: the recipe.
-        ratio: geometric mean of its speedups / those of the first; above 1 where it is faster.
-        columns: how many.
-    """
-
-    policy: str
-    ratio: float
-    columns: int
 
 
 @dataclass
@@ -123,24 +110,23 @@ class Block:
         return [
             cell.policy
             for cell in self.cells[column.label].values()
-            if cell.policy != best.policy
-            and cell.speedup
-            and best.speedup
-            and cell.speedup >= best.speedup / (1 + TIE_FRAC)
+            if cell.policy != best.policy and as_good(cell.speedup, best.speedup)
         ]
 
 
 def blocks(loaded: Loaded) -> list[Block]:
     """The settings, measured ones first, then those with most rows."""
+    loaded_rows = in_order(loaded.rows)
+    keys = LaunchKeys(row.result.launch for row in loaded_rows)
     by_setting: defaultdict[Setting, list[Row]] = defaultdict(list)
-    for row in loaded.rows:
-        by_setting[_setting(row.result)].append(row)
+    for row in loaded_rows:
+        by_setting[_setting(row.result.launch, keys)].append(row)
     found: list[tuple[Setting, list[Row]]] = []
     for setting, rows in by_setting.items():
         found += _split_waves(setting, rows)
     found.sort(key=lambda item: (item[0].source != "measured", -len(item[1])))
     labels = _labels([setting for setting, _ in found])
-    families = _families(loaded.rows)
+    families = _families(loaded_rows)
     return [
         _block(Block(setting, label, rows, families=families))
         for (setting, rows), label in zip(found, labels, strict=True)
@@ -152,22 +138,15 @@ def unit_of(row: Result) -> Unit:
     return Unit(row.mask_digest, row.heads, row.mask, row.kv_block_bytes)
 
 
-def _setting(row: Result) -> Setting:
-    usual = {"batch": 1, "kv_heads": _count(row.heads), "head_dim": 128, "dtype": "bf16"}
-    launch = ", ".join(
-        f"{name} {value}"
-        for name, expected in usual.items()
-        if (value := getattr(row, name)) not in (None, expected)
-    )
+def _setting(launch: Launch, keys: LaunchKeys) -> Setting:
+    usual = {"batch": 1, "kv_heads": launch.head_count, "head_dim": 128, "dtype": "bf16"}
+    values = zip(usual, keys.key(launch, ("source", *usual))[1:], strict=True)
+    unusual = [f"{name} {value}" for name, value in values if value not in (None, usual[name])]
+    _, digest = keys.key(launch, ("source", "device_digest"))
     return Setting(
-        row.source, row.device, row.kernel, row.regime, row.model, row.l2_capacity_bytes, launch
-    )
-
-
-def _count(heads: str) -> int:
-    """How many heads a list such as ``"0,3-7"`` names."""
-    parts = [[int(n) for n in re.findall(r"\d+", part)] for part in heads.split(",")]
-    return sum(part[-1] - part[0] + 1 for part in parts if part)
+        launch.source, launch.device, launch.kernel, launch.regime, launch.model,
+        launch.l2_capacity_bytes, None if digest is None else str(digest), ", ".join(unusual),
+    )  # fmt: skip
 
 
 def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[Row]]]:
@@ -196,11 +175,15 @@ def _labels(settings: Sequence[Setting]) -> list[str]:
             parts.append(f"W = {s.wave}")
         if detail and s.model is not None:
             parts += [f"{s.model} model", f"L2 {(s.l2_capacity_bytes or 0) / 2**20:.1f} MiB"]
+        if len(profiles[s.source, s.device]) > 1:
+            parts.append(f"profile {(s.device_digest or '')[:6]}")
         return " · ".join(parts)
 
     models: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
+    profiles: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
     for s in settings:
         models[s.source, s.device, s.kernel, s.regime].add((s.model, s.l2_capacity_bytes))
+        profiles[s.source, s.device].add(s.device_digest)
     return [name(s, len(models[s.source, s.device, s.kernel, s.regime]) > 1) for s in settings]
 
 
@@ -290,14 +273,7 @@ def _block(block: Block) -> Block:
         for policy, cell in cells.items():
             if cell.speedup is not None:
                 speedups[policy][label] = cell.speedup
-    whole = max(map(len, speedups.values()), default=0)
-    means = [(p, geometric_mean(v.values())) for p, v in speedups.items() if len(v) == whole]
-    block.ranking = sorted(means, key=lambda item: -item[1])
+    block.ranking = ranked(speedups)
     if block.ranking:
-        leader = speedups[block.ranking[0][0]]
-        for policy, own in speedups.items():
-            ratios = [value / leader[label] for label, value in own.items() if label in leader]
-            if ratios:
-                block.standings.append(Standing(policy, geometric_mean(ratios), len(ratios)))
-        block.standings.sort(key=lambda standing: -standing.ratio)
+        block.standings = standings(speedups, block.ranking[0][0])
     return block

@@ -39,6 +39,7 @@ _COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
     ("device", "device", None, 1),
     ("kernel", "kernel", None, 1),
     ("regime", "regime", None, 1),
+    ("device_digest", "profile", None, 1),
     ("limit_ms", "limit (ms)", 2, 1),
     ("clock_ghz", "clock (GHz)", 2, 1),
     ("wave", "W", 0, 1),
@@ -52,7 +53,6 @@ def render(
     masks: Mapping[Unit, BlockMask],
     curves: Sequence[CurveSet],
     title: str,
-    notes: Sequence[str] = (),
 ) -> str:
     """The page as HTML.
 
@@ -61,7 +61,6 @@ def render(
         masks: those at hand, for their shapes.
         curves: miss-ratio curves, computed before.
         title: of the page.
-        notes: what the reader must know about the page itself.
     """
     from jinja2 import Environment
 
@@ -87,7 +86,7 @@ def render(
         "masks": provenance.mask_facts(loaded.rows, masks),
         "counts": loaded.counts,
         "failed": loaded.failed,
-        "notes": [*loaded.notes, *notes],
+        "notes": loaded.notes,
         "key": svg.key,
         "line_key": svg.line_key,
     }

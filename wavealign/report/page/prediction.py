@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from markupsafe import Markup
 
-from wavealign.report.page.cells import geometric_mean
+from wavealign.report.page.l2 import has_own_l2
 from wavealign.report.page.svg import Axis, Mark, chart, span
-from wavealign.runs.files import Row
+from wavealign.runs.baseline import mean_of
+from wavealign.runs.files import Row, in_order
+from wavealign.runs.launch import ORDER, SHARED, LaunchKeys, but
 from wavealign.runs.ranking import rank
-from wavealign.runs.result import Result
 
-_KEY = ("mask_digest", "heads", "policy", "device", "kernel", "wave", "regime", "seed")
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,13 @@ class Prediction:
     """How well the simulator foretold a card.
 
     Attributes:
-        label: device, kernel and model.
+        label: device, kernel, regime and model; the profile where several predicted.
         count: launches.
         hit_points: mean absolute error of the L2 hit ratio, in points; None where not counted.
         time_frac: mean absolute relative error of the time.
         regret_frac: mean over masks of how much slower the policy that simulation picks is than
             the one measured to be the fastest; None where no mask ran several policies.
-        masks: behind it.
+        masks: behind it. One that ran under several conditions is ranked in each.
         hit_chart, time_chart: predicted against measured.
     """
 
@@ -42,59 +44,79 @@ class Prediction:
     time_chart: Markup
 
 
-def predictions(rows: Sequence[Row]) -> list[Prediction]:
-    """One for each device, kernel, regime and model with launches of both sources."""
-    measured: defaultdict[tuple[object, ...], list[Result]] = defaultdict(list)
-    simulated: dict[tuple[object, ...], dict[str, Result]] = {}
-    for row in rows:
-        key = tuple(getattr(row.result, name) for name in _KEY)
-        if row.result.time_ms is None:
-            continue
-        if row.result.source == "measured":
-            measured[key].append(row.result)
-        else:
-            simulated.setdefault(key, {})[str(row.result.model)] = row.result
-    groups: defaultdict[str, list[tuple[Result, list[Result]]]] = defaultdict(list)
-    for key, models in simulated.items():
-        for model, result in models.items():
-            if key in measured:
-                label = f"{result.device} · {result.kernel} · {result.regime}, {model} model"
-                groups[label].append((result, measured[key]))
-    return [_prediction(label, pairs) for label, pairs in groups.items()]
+@dataclass(frozen=True)
+class _Pair:
+    """What was predicted of a launch, and what was measured; repeats of each."""
+
+    condition: _Key
+    predicted: list[Row]
+    measured: list[Row]
 
 
-def _prediction(label: str, pairs: list[tuple[Result, list[Result]]]) -> Prediction:
+def predictions(rows: Iterable[Row]) -> list[Prediction]:
+    """One for each device, kernel, regime and model with launches of both sources.
+
+    A prediction belongs to a launch where they agree in all that they share, and the L2 that was
+    modelled is the device's own. Several profiles of one name predict on their own.
+    """
+    rows = in_order(rows)
+    keys = LaunchKeys(row.result.launch for row in rows)
+    timed = [row for row in rows if row.result.outcome.time_ms]
+    measured: defaultdict[_Key, list[Row]] = defaultdict(list)
+    simulated: defaultdict[tuple[_Key, str | None, object], list[Row]] = defaultdict(list)
+    own_l2 = has_own_l2(r.result.launch for r in timed if r.result.launch.source != "measured")
+    profiles: defaultdict[str, set[object]] = defaultdict(set)
+    for row in timed:
+        launch = row.result.launch
+        shared = keys.key(launch, SHARED)
+        if launch.source == "measured":
+            measured[shared].append(row)
+        elif own_l2(launch):
+            _, digest = keys.key(launch, ("source", "device_digest"))
+            simulated[shared, launch.model, digest].append(row)
+            profiles[launch.device].add(digest)
+    groups: defaultdict[str, list[_Pair]] = defaultdict(list)
+    for (shared, model, digest), predicted in simulated.items():
+        if shared in measured:
+            launch = predicted[0].result.launch
+            label = f"{launch.device} · {launch.kernel} · {launch.regime}, {model} model"
+            if len(profiles[launch.device]) > 1:
+                label += f", profile {str(digest)[:6]}"
+            condition = keys.key(launch, but(SHARED, *ORDER))
+            groups[label].append(_Pair(condition, predicted, measured[shared]))
+    return [_prediction(label, pairs) for label, pairs in sorted(groups.items())]
+
+
+def _prediction(label: str, pairs: list[_Pair]) -> Prediction:
     hits, times = [], []
-    by_mask: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    hit_errors, time_errors = [], []
-    for predicted, runs in pairs:
-        where = f"{predicted.policy} on {predicted.mask} [{predicted.heads}]"
-        was_ms = geometric_mean(run.time_ms for run in runs if run.time_ms)
-        will_ms = predicted.time_ms or 0.0
-        by_mask[predicted.mask_digest].append((will_ms, was_ms))
-        time_errors.append(abs(will_ms / was_ms - 1))
+    by_condition: defaultdict[_Key, list[tuple[float, float]]] = defaultdict(list)
+    for pair in pairs:
+        launch = pair.predicted[0].result.launch
+        where = f"{launch.policy} on {launch.mask} [{launch.heads}]"
+        was_ms, will_ms = (
+            mean_of(side, "time_ms") or 0.0 for side in (pair.measured, pair.predicted)
+        )
+        by_condition[pair.condition].append((will_ms, was_ms))
         times.append(
             (was_ms, will_ms, f"{where}: measured {was_ms:.2f} ms, predicted {will_ms:.2f}")
         )
-        known = [run.l2_hit_frac for run in runs if run.l2_hit_frac is not None]
-        if known and predicted.l2_hit_frac is not None:
-            was, will = sum(known) / len(known), predicted.l2_hit_frac
-            hit_errors.append(100 * abs(will - was))
+        was, will = (mean_of(side, "l2_hit_frac") for side in (pair.measured, pair.predicted))
+        if was is not None and will is not None:
             hits.append(
                 (was, will, f"{where}: measured {100 * was:.1f} %, predicted {100 * will:.1f} %")
             )
-    regrets = [
-        rank([p for p, _ in mask], [m for _, m in mask]).regret_frac
-        for mask in by_mask.values()
-        if len(mask) > 1
-    ]
+    regrets = {
+        condition: rank([p for p, _ in runs], [m for _, m in runs]).regret_frac
+        for condition, runs in by_condition.items()
+        if len(runs) > 1
+    }
     return Prediction(
         label,
         len(pairs),
-        sum(hit_errors) / len(hit_errors) if hit_errors else None,
-        sum(time_errors) / len(time_errors),
-        sum(regrets) / len(regrets) if regrets else None,
-        len(regrets),
+        fmean(100 * abs(will - was) for was, will, _ in hits) if hits else None,
+        fmean(abs(will / was - 1) for was, will, _ in times),
+        fmean(regrets.values()) if regrets else None,
+        len({digest for digest, *_ in regrets}),
         _chart("L2 hit ratio (%)", hits, True) if hits else None,
         _chart("time (ms)", times, False),
     )

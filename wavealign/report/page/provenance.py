@@ -43,6 +43,7 @@ def setting_facts(block: Block) -> list[tuple[str, str]]:
             ("L2 modelled", format_size(block.setting.l2_capacity_bytes or 0)),
         ]
         facts += _profile_facts(block)
+        facts.append(("digest of the profile", _values(rows, "device_digest")))
     planning = [row.planning_ms for row in block.rows if row.planning_ms is not None]
     if planning:
         facts.append(("planning time", f"on the CPU that ran the trials, {len(planning)} trials"))
@@ -110,7 +111,7 @@ def mask_facts(rows: Iterable[Row], masks: Mapping[Unit, BlockMask]) -> list[Mas
         )
         density = mask.density if mask is not None else result.density
         found[key] = MaskFacts(*key, shape, density)
-    return sorted(found.values(), key=lambda fact: (fact.mask, len(fact.heads), fact.heads))
+    return sorted(found.values(), key=lambda f: (f.mask, len(f.heads), f.heads, f.digest))
 
 
 def _values(rows: Sequence[Result], name: str) -> str:

@@ -1,0 +1,74 @@
+"""A sweep's folder as it lies on disk: what was swept, and how its trials ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from wavealign.errors import InputError
+from wavealign.runs.lines import read_lines
+from wavealign.runs.trial import TrialRecord
+
+SWEEP_SCHEMA = "wavealign.sweep/1"
+MANIFEST = "sweep.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What is swept: ``sweep.json``.
+
+    Raises:
+        InputError: there is none, or of another schema.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as problem:
+        raise InputError(
+            f"{folder}: holds no sweep ({MANIFEST} is missing); expected a folder that "
+            "`wavealign sweep --out` wrote."
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path}: can't be read ({problem}).") from problem
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SWEEP_SCHEMA:
+        raise InputError(
+            f"{path}: has schema {schema!r}; this version reads '{SWEEP_SCHEMA}'. Sweep again into "
+            "another folder."
+        )
+    return dict(manifest)
+
+
+def trial_files(folder: Path) -> list[Path]:
+    """The records of each worker."""
+    return sorted((folder / "trials").glob("*.jsonl"))
+
+
+def read_records(
+    folder: Path, note: Callable[[str], None] = lambda _: None
+) -> Iterator[TrialRecord]:
+    """Every whole record of every worker; `note` is told of lines that were left out.
+
+    Raises:
+        InputError: a file that was edited, or is another version's.
+    """
+    for path in trial_files(folder):
+        yield from read_lines(path, TrialRecord.from_json, torn_note(path, note))
+
+
+def torn_note(path: Path, note: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells of a last line that was left out (see `read_lines`)."""
+    return lambda line: note(
+        f"{path}: left out a last line that was cut off ({len(line)} characters)."
+    )
+
+
+def by_identity(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
+    """One record an identity: the first that is done, else the last that failed."""
+    found: dict[str, TrialRecord] = {}
+    for record in records:
+        known = found.get(record.spec.identity)
+        if known is None or known.status == "failed":
+            found[record.spec.identity] = record
+    return found
