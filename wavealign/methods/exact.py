@@ -99,7 +99,13 @@ def recall(mass: Tensor, keep: Tensor, tokens: int, block_q: int) -> float:
 
 
 def dense_text(keep: Tensor, site: Site, block: int) -> None:
-    """Make every block dense that holds a token of text, in place."""
+    """Make every block dense that holds a token of text, in place.
+
+    Args:
+        keep: bool ``(M, N)``, changed in place.
+        site: where the text lies.
+        block: tokens of a block, of queries and of keys.
+    """
     if site.text_tokens:
         keep[site.video_tokens // block :] = True
         keep[:, site.video_tokens // block :] = True

@@ -111,6 +111,9 @@ def head_mask(
         k: float ``(L, D)``.
         params: default where None.
         site: where the tokens lie; by default no grid and no text.
+
+    Raises:
+        InputError: an unknown method, or one that doesn't look at Q and K.
     """
     chosen = find_method(method)
     if not chosen.needs_qk:
@@ -184,6 +187,12 @@ def head_masks(
 
 def ordered(source: QKSource, head: int, site: Site, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Queries and keys of a head, checked, in token order, on the device.
+
+    Args:
+        source: of Q and K, in raster order.
+        head: its place in the source.
+        site: holds the token order.
+        device: where to compute.
 
     Raises:
         InputError: NaN or inf.

@@ -36,7 +36,12 @@ class VisitOrder:
 
 
 def sweep_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> Int32Array:
-    """The sweep that all rows of a head share: position → K/V block, int32 ``(N,)``."""
+    """The sweep that all rows of a head share: position → K/V block, int32 ``(N,)``.
+
+    Args:
+        head: of the rows.
+        visits, context: of the policy.
+    """
     if visits.shuffled:
         return (
             context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
@@ -47,7 +52,13 @@ def sweep_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> In
 def sweep_lists(
     lists: Int32Array, head: HeadMask, visits: VisitOrder, context: OrderContext
 ) -> None:
-    """Write one head's lists, int32 ``(nnz,)``, in the order of its sweep."""
+    """Write one head's lists, int32 ``(nnz,)``, in the order of its sweep.
+
+    Args:
+        lists: int32 ``(nnz,)``, written.
+        head: of the rows.
+        visits, context: of the policy.
+    """
     from wavealign.order import _kernels
 
     if visits.shuffled:
@@ -64,7 +75,14 @@ def turn_lists(
     visits: VisitOrder,
     context: OrderContext,
 ) -> None:
-    """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so."""
+    """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so.
+
+    Args:
+        lists: int32 ``(nnz,)``, changed in place.
+        head: of the rows.
+        row_order: slot → row, int32 ``(M,)``.
+        visits, context: of the policy.
+    """
     from wavealign.order._kernels import reverse_rows
 
     if visits.sawtooth:
@@ -85,6 +103,14 @@ def phase_lists(
 
     The launch is played once, heads in order without a barrier, at a constant cost per block:
     the same plan that a kernel could make before it runs.
+
+    Args:
+        mask: of one launch.
+        row_order: int32 ``(H, M)``, slot → row.
+        lists: int32 ``(nnz,)``, changed in place.
+        visits: the visit order.
+        wave, seed: the policy's.
+        first_head: place of the mask's first head among those that the seed counts.
     """
     from wavealign.order._kernels import phase_rows
 

@@ -51,7 +51,14 @@ def print_table(table: Table) -> None:
 
 
 def launch_lines(mask: BlockMask, name: str, heads: str, setup: Setup) -> list[str]:
-    """What is simulated, in a few lines: mask, device, L2."""
+    """What is simulated, in a few lines: mask, device, L2.
+
+    Args:
+        mask: of the launch.
+        name: of its file.
+        heads: which of them, e.g. ``"0,3-7"``.
+        setup: of the simulation.
+    """
     block_bytes = setup.kv_bytes(mask.block_kv)
     device, kernel = setup.device, setup.kernel
     return [
@@ -131,7 +138,14 @@ def stats_table(
     block_kv: int,
     recalls: Sequence[float] | None = None,
 ) -> Table:
-    """Mask statistics, one row a head; with the attention mass kept where it is known."""
+    """Mask statistics, one row a head; with the attention mass kept where it is known.
+
+    Args:
+        rows: of each head, and of all.
+        setup: whose L2 and element size the working set is told by.
+        block_kv: tokens of a K/V block.
+        recalls: attention mass kept, one a row.
+    """
     table = table_frame()
     for heading in (
         "head", "density", "NNZ mean", "spread", "min", "max", "empty rows", "overlap", "K/V set",

@@ -73,6 +73,12 @@ def check_step(where: str, step: int, site: Site | None, steps: int) -> None:
 def check_signature(where: str, step: int, site: Site, signature: tuple[object, ...]) -> None:
     """Raise unless a call is like the ones before it.
 
+    Args:
+        where: of the call, for the message.
+        step: of the call.
+        site: what is known of the place.
+        signature: of the call.
+
     Raises:
         InputError: another shape, dtype, device or number of text tokens.
     """

@@ -11,7 +11,13 @@ from wavealign.masks.block_mask import Int32Array
 
 
 class Moves:
-    """Changes of one head's row order; each proposal is a new permutation."""
+    """Changes of one head's row order; each proposal is a new permutation.
+
+    Args:
+        row_nnz: int64 ``(M,)``, K/V blocks per row.
+        wave: rows in flight.
+        lenders: other orders, whose neighbourhoods are borrowed.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,11 @@ class Draws:
         self.draws[number] = values
 
     def read(self) -> None:
-        """What an earlier run drew."""
+        """What an earlier run drew.
+
+        Raises:
+            InputError: a whole line that isn't a draw.
+        """
         for line in _whole_lines(self.path):
             try:
                 row = json.loads(line)
@@ -193,7 +197,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_records(
     folder: Path, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[TrialRecord]:
-    """Every whole record of every worker."""
+    """Every whole record of every worker.
+
+    Raises:
+        InputError: a whole line that isn't a record, with its number.
+    """
     for path in _trial_files(folder):
         for number, line in enumerate(_whole_lines(path, note), 1):
             try:

@@ -40,7 +40,13 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
-    """A policy's cell on one launch, from its rows and those of `original`."""
+    """A policy's cell on one launch, from its rows and those of `original`.
+
+    Args:
+        policy: its name.
+        rows: of the policy.
+        base: of `original`.
+    """
     return Cell(
         policy,
         _mean(rows, "time_ms"),

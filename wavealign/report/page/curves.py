@@ -138,7 +138,14 @@ def _heads(mask: BlockMask, heads: str) -> BlockMask | None:
 def curve_sets(
     blocks: Sequence[Block], masks: Mapping[Unit, BlockMask], jobs: int, quiet: bool
 ) -> list[CurveSet]:
-    """Curves for each device and kernel: `original`, the paper's order, the two best ones."""
+    """Curves for each device and kernel: `original`, the paper's order, the two best ones.
+
+    Args:
+        blocks: of the page.
+        masks: those at hand.
+        jobs: threads.
+        quiet: no progress.
+    """
     sets: dict[tuple[str, str], CurveSet] = {}
     work: list[tuple[CurveSet, Block, Column, Unit]] = []
     for block in blocks:
