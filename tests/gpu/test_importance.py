@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, nothing_waits
+from helpers import nothing_waits, run_interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +21,9 @@ from importance_cases import (  # noqa: E402
 )
 
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
+from wavealign.gpu.importance import chunked  # noqa: E402
 from wavealign.gpu.importance.attend import attend_with_importance  # noqa: E402
 from wavealign.gpu.importance.launch import _parts  # noqa: E402
-from wavealign.methods import _importance_chunked  # noqa: E402
 from wavealign.methods.exact import block_mass  # noqa: E402
 from wavealign.planning import Planner  # noqa: E402
 
@@ -77,7 +77,7 @@ def test_the_torch_path_equals_the_definition(data):
 def test_chunks_of_rows_change_nothing(monkeypatch):
     q, k, v = (normal(1, 130, 2, 8, seed=i) for i in range(3))
     whole = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True)
-    monkeypatch.setattr(_importance_chunked, "_SCORES_BYTES", {"cpu": 3 * 4 * 130 * 16})
+    monkeypatch.setattr(chunked, "_SCORES_BYTES", {"cpu": 3 * 4 * 130 * 16})
     parts = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True)
     for name in ("out", "lse", "weights", "entropy", "distance"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
@@ -159,7 +159,7 @@ def test_a_schedule_stands_for_its_candidates(policy):
 def test_a_sample_is_diagnosed_as_in_the_full_run(monkeypatch):
     q, k, v = (normal(2, 130, 2, 8, seed=i) for i in range(3))
     # Chunks that begin and end between sampled blocks.
-    monkeypatch.setattr(_importance_chunked, "_SCORES_BYTES", {"cpu": 4 * 4 * 130 * 16})
+    monkeypatch.setattr(chunked, "_SCORES_BYTES", {"cpu": 4 * 4 * 130 * 16})
     full = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True)
     part = attend_with_importance(q, k, v, block=(16, 24), diagnostics=True, diagnose_every=3)
     sampled = torch.arange(130) // 16 % 3 == 0
@@ -200,15 +200,7 @@ def test_the_torch_path_on_low_precision(case):
 
 
 def test_triton_kernels_equal_the_definition():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests/interpreted_importance.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=None,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "done"
+    assert run_interpreted("interpreted_importance.py") == "done"
 
 
 def test_autocast_leaves_weights_alone():
