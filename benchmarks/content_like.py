@@ -9,9 +9,8 @@ other, as in `data/h200/video_cv1_2841.npz`.
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+from common import parser
 
 from wavealign.masks import BlockMask, save_mask
 from wavealign.units import parse_block
@@ -47,24 +46,18 @@ def content_like(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out")
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--columns", type=int, default=2048)
-    parser.add_argument("--block", default="64x128")
-    parser.add_argument("--density", type=float, default=0.34)
-    parser.add_argument("--spread", type=float, default=1.8)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    mask = content_like(
-        arguments.rows,
-        arguments.columns,
-        parse_block(arguments.block),
-        arguments.density,
-        arguments.spread,
-        arguments.seed,
-    )
-    save_mask(arguments.out, mask)
+    arguments = parser(__doc__)
+    arguments.add_argument("out")
+    arguments.add_argument("--rows", type=int, default=4096)
+    arguments.add_argument("--columns", type=int, default=2048)
+    arguments.add_argument("--block", type=parse_block, default=(64, 128))
+    arguments.add_argument("--density", type=float, default=0.34)
+    arguments.add_argument("--spread", type=float, default=1.8)
+    arguments.add_argument("--seed", type=int, default=0)
+    given = vars(arguments.parse_args())
+    out = given.pop("out")
+    mask = content_like(**given)
+    save_mask(out, mask)
     nnz = np.diff(mask.indptr)
     print(f"density {mask.density:.3f}, NNZ spread {nnz.std() / nnz.mean():.2f}")
 

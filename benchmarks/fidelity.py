@@ -9,12 +9,12 @@ docs/fidelity.md explains the table.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from common import DATA, parser
 
 from wavealign.runs.launch import BASELINE
 from wavealign.runs.ranking import rank
@@ -23,7 +23,6 @@ from wavealign.sim.calibrate import replay, replay_errors
 from wavealign.sim.recordings import Recording, load_recordings
 from wavealign.sim.setup import Setup
 
-DATA = Path(__file__).parent.parent / "data"
 RECORDED = [
     DATA / "h200" / "runs-first.jsonl",
     DATA / "h200" / "runs.jsonl",
@@ -42,13 +41,13 @@ SHIPPED = RECORDED + VALIDATED
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="*", type=Path, default=SHIPPED)
-    parser.add_argument("--device", default="h200")
-    parser.add_argument("--model", default="full", choices=["full", "fast"])
-    parser.add_argument("--plot", type=Path, help="also a picture, simulated against measured")
-    parser.add_argument("--quiet", action="store_true", help="only the summary")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("runs", nargs="*", type=Path, default=SHIPPED)
+    options.add_argument("--device", default="h200")
+    options.add_argument("--model", default="full", choices=["full", "fast"])
+    options.add_argument("--plot", type=Path, help="also a picture, simulated against measured")
+    options.add_argument("--quiet", action="store_true", help="only the summary")
+    arguments = options.parse_args()
     setup = Setup.make(arguments.device, model=arguments.model)
     found = [recording for path in arguments.runs for recording in load_recordings(path)]
     print(f"{len(found)} runs, rebuilt", file=sys.stderr)

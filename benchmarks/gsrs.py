@@ -24,17 +24,13 @@ begin later are left out. `--small` runs the same code on a few blocks on the CP
 interpreted, without meaning.
 """
 
-# ruff: noqa: E402 (the interpreter is chosen before triton is imported)
-
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
-import json
 import math
 import multiprocessing
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -42,10 +38,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from common import Notes, interpret_triton, markdown, paired_ms, parser
+
 if "--small" in sys.argv:
-    sys.path.insert(0, str(ROOT / "tests"))
-    import interpreter  # noqa: F401 (before anything that imports triton)
+    interpret_triton()
 
 import torch
 
@@ -99,36 +95,18 @@ class Setting:
 
     def ms(self, launches: dict[str, Callable[[], object]]) -> dict[str, float]:
         """Median of each, in turn."""
-        if self.device == "cuda":
-            from wavealign.gpu.timing import time_single
-
-            found = time_single(launches, self.repeats, torch.device("cuda"))
-            return {name: times.median_ms for name, times in found.items()}
-        result = {}
-        for name, run in launches.items():
-            started = time.perf_counter()
-            run()
-            result[name] = 1e3 * (time.perf_counter() - started)
-        return result
+        return paired_ms(launches, self.repeats, self.device == "cuda")
 
 
 class Bench:
     """Inputs, the candidates, and what was measured so far."""
 
-    def __init__(self, setting: Setting, out: Path) -> None:
-        self.setting = setting
-        self._out = out
+    def __init__(self, setting: Setting, notes: Notes) -> None:
+        self.setting, self.note = setting, notes.note
         self.ms: dict[str, float] = {}
         self.q, self.k, self.v, self.places = self._inputs()
         self._candidates: torch.Tensor | None = None
         self.full_weights: torch.Tensor | None = None
-
-    def note(self, section: str, **values: Any) -> None:
-        """Keep a line of results."""
-        line = json.dumps({"section": section, **values})
-        print(line, file=sys.stderr, flush=True)
-        with self._out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
     def time(self, section: str, launches: dict[str, Callable[[], object]]) -> dict[str, float]:
         """Time, note, and remember."""
@@ -429,11 +407,9 @@ def factors(ms: dict[str, float]) -> list[tuple[str, str]]:
 
 def table(bench: Bench) -> str:
     """Markdown."""
-    rows = ["| what | ms |", "|---|---|"]
-    rows += [f"| {name} | {ms:.2f} |" for name, ms in bench.ms.items()]
-    rows += ["", "| overhead, and what is meant by it | |", "|---|---|"]
-    rows += [f"| {label} | {value} |" for label, value in factors(bench.ms)]
-    return "\n".join(rows)
+    times = [[name, f"{ms:.2f}"] for name, ms in bench.ms.items()]
+    meant = ["overhead, and what is meant by it", ""]
+    return f"{markdown(['what', 'ms'], times)}\n\n{markdown(meant, factors(bench.ms))}"
 
 
 def compile_ahead(setting: Setting) -> None:
@@ -482,42 +458,33 @@ def device_note(device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--seconds", type=float, default=140.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--small", action="store_true")
-    arguments = parser.parse_args()
-    started = time.perf_counter()
+    options = parser(__doc__)
+    options.add_argument("out", type=Path)
+    options.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    options.add_argument("--seconds", type=float, default=140.0)
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--small", action="store_true")
+    arguments = options.parse_args()
+    notes = Notes(arguments.out, echo=True)
     if arguments.small:
         setting = Setting(TokenGrid(2, 10, 16), 2, 64, 64, "cpu", 1)
     elif torch.cuda.is_available():
         setting = Setting(TokenGrid(33, 45, 80), 24, 128, 128, "cuda", arguments.repeats)
     else:
-        parser.error("no CUDA device; --small runs the script on the CPU.")
+        options.error("no CUDA device; --small runs the script on the CPU.")
     arguments.out.write_text("", encoding="utf-8")
     if setting.device == "cuda":
         try:
             compile_ahead(setting)
         except Exception:  # then they are compiled one by one
             traceback.print_exc()
-    bench = Bench(setting, arguments.out)
+    bench = Bench(setting, notes)
     bench.note("device", **device_note(setting.device))
     bench.note("setting", grid=str(setting.grid), heads=setting.heads, head_dim=setting.head_dim,
                blocks=setting.blocks, wave=setting.wave,
-               seconds=time.perf_counter() - started)  # fmt: skip
-    for name in arguments.only:
-        begun = time.perf_counter()
-        if begun - started > arguments.seconds:
-            bench.note(name, skipped=f"{begun - started:.0f} s have passed")
-            continue
-        try:
-            SECTIONS[name](bench)
-        except Exception as problem:
-            traceback.print_exc()
-            bench.note(name, failed=f"{type(problem).__name__}: {problem}")
-        bench.note(name, seconds=time.perf_counter() - begun)
+               seconds=notes.seconds)  # fmt: skip
+    sections = {name: functools.partial(run, bench) for name, run in SECTIONS.items()}
+    notes.run(sections, arguments.only, arguments.seconds)
     if setting.device == "cuda":
         bench.note("device", **device_note(setting.device))
     for label, value in factors(bench.ms):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import Notes, timed
 
 from wavealign.methods.select import top_p
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.orders import token_order
-
-_AHEAD_CYCLES = 2_000_000  # a millisecond: the host has queued what it can before it may start
 
 
 @dataclass
@@ -41,7 +37,11 @@ class Bench:
     out: Path
     work: Path
     backend: str
-    started: float = field(default_factory=time.perf_counter)
+    notes: Notes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notes = Notes(self.out / "sessions.jsonl")
+        self.note, self.say = self.notes.note, self.notes.say
 
     @property
     def device(self) -> str:
@@ -61,35 +61,9 @@ class Bench:
             "profile": "h200" if self.small else None,
         }  # fmt: skip
 
-    def say(self, text: str) -> None:
-        """Progress."""
-        print(f"{time.perf_counter() - self.started:7.1f} s  {text}", file=sys.stderr, flush=True)
-
-    def note(self, section: str, **values: Any) -> None:
-        """Keep a line of results, at once."""
-        with (self.out / "sessions.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"section": section, **values}) + "\n")
-
     def timed(self, run: Callable[[], Any]) -> tuple[Any, float, float]:
-        """A call's result, its time on the device and the host's time in it, ms.
-
-        The device is idle before and after: a wait of the host inside is part of both.
-        """
-        if self.small:
-            begun = time.perf_counter()
-            result = run()
-            ms = 1e3 * (time.perf_counter() - begun)
-            return result, ms, ms
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(_AHEAD_CYCLES)
-        begun = time.perf_counter()
-        start.record()
-        result = run()
-        end.record()
-        host_ms = 1e3 * (time.perf_counter() - begun)
-        end.synchronize()
-        return result, start.elapsed_time(end), host_ms
+        """See `common.timed`."""
+        return timed(run, cuda=not self.small)
 
     def memory(self) -> dict[str, int]:
         """Bytes on the device."""

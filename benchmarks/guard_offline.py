@@ -11,12 +11,12 @@ with the repository (FlashAttention-4 on an H200) take the simulator's place, fo
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from common import DATA, parser
 
 from wavealign.guard import CostModel, Decision, Guard
 from wavealign.guard.model import RESYNC, SAWTOOTH
@@ -25,7 +25,6 @@ from wavealign.order import Schedule, build_schedule
 from wavealign.sim.recordings import load_recordings
 from wavealign.sim.simulate import run_schedule
 
-DATA = Path(__file__).parent.parent / "data"
 POLICIES = ("original", "nnz", "svd+nnz", SAWTOOTH, "lockstep", RESYNC)
 _NOTHING = 0.003  # a win below this share of the time counts as none
 
@@ -191,12 +190,12 @@ def measured(model: CostModel, uses: float) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="h200")
-    parser.add_argument("--uses", type=float, default=1.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--measured", action="store_true")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--device", default="h200")
+    arguments.add_argument("--uses", type=float, default=1.0)
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--measured", action="store_true")
+    options = arguments.parse_args()
     model = CostModel.make(options.device)
     rows = []
     simulated = (evaluate(name, mask, model, options.uses) for name, mask in masks())

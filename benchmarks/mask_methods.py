@@ -13,7 +13,6 @@ on a CPU there are no kernels to compare with.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import Row, gpu_name, markdown, parser
 
 import wavealign
 from wavealign.methods import head_masks, params, select, xattention
@@ -40,15 +40,13 @@ REST = {
     },
 }
 
-Row = dict[str, Any]
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--tiles", action="store_true")
-    parser.add_argument("--small", action="store_true")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("out", type=Path)
+    options.add_argument("--tiles", action="store_true")
+    options.add_argument("--small", action="store_true")
+    arguments = options.parse_args()
     gpu = torch.cuda.is_available()
     if not (gpu or arguments.small):
         sys.exit("no GPU: the times would mean nothing; --small runs the code without one.")
@@ -70,7 +68,7 @@ def main() -> None:
     about = {
         "version": wavealign.__version__,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "device": gpu_name() or "cpu",
         "small": arguments.small,
     }
     path = arguments.out / "mask_methods.json"
@@ -238,19 +236,18 @@ def _head_masks(q: torch.Tensor, k: torch.Tensor, method: str, p: Any) -> Row:
 
 
 def _table(rows: list[Row]) -> None:
-    print("| what | tokens | ms, all heads | ms a head | TFLOP/s | blocks that differ |")
-    print("|---|---|---|---|---|---|")
+    lines = []
     for row in rows:
+        head = [row["what"], f"{row['tokens']:,}"]
         if "error" in row:
-            print(f"| {row['what']} | {row['tokens']:,} | {row['error']} | | | |")
+            lines.append([*head, row["error"], "", "", ""])
             continue
         rate = f"{row['tflops']:.1f}" if "tflops" in row else ""
         differ = f"{row['differ_frac']:.1e}" if "differ_frac" in row else ""
         ms = row["ms"]
-        print(
-            f"| {row['what']} | {row['tokens']:,} | {ms:.1f} | {ms / row['heads']:.2f} | {rate} "
-            f"| {differ} |"
-        )
+        lines.append([*head, f"{ms:.1f}", f"{ms / row['heads']:.2f}", rate, differ])
+    header = ["what", "tokens", "ms, all heads", "ms a head", "TFLOP/s", "blocks that differ"]
+    print(markdown(header, lines))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ extra `orders`; some 25 minutes of CPU time.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import DATA, ROOT, Row, markdown, parser, read_rows
 
 from wavealign.masks import BlockMask, load_mask
 from wavealign.order import Schedule, parse_policy
@@ -37,28 +37,12 @@ from wavealign.runs.result import FIELDS
 from wavealign.sim import Setup, run_schedule
 from wavealign.sim.local_search import improve
 
-DATA = Path(__file__).parent.parent / "data"
 DEVICES = ("h200", "a40")
 FAMILIES = (
-    "original",
-    "random",
-    "svd",
-    "svd(sign=short)",
-    "svd(rank=2)",
-    "spectral",
-    "nnz",
-    "nnz-dealt",
-    "nnz-bucket+svd",
-    "nnz-bucket+svd(bucket=4)",
-    "greedy",
-    "wave-pack",
-    "pd-bisect",
-    "profile-bisect",
-    "kmeans",
-    "rcm",
-    "graph-bisect",
-    "metis",
-)
+    "original", "random", "svd", "svd(sign=short)", "svd(rank=2)", "spectral", "nnz", "nnz-dealt",
+    "nnz-bucket+svd", "nnz-bucket+svd(bucket=4)", "greedy", "wave-pack", "pd-bisect",
+    "profile-bisect", "kmeans", "rcm", "graph-bisect", "metis",
+)  # fmt: skip
 ALONE = ("original", "random", "svd", "spectral", "nnz", "nnz-dealt", "nnz-bucket+svd")
 SORTED_ALREADY = ("nnz", "nnz-dealt")
 VISITS = ("", "/shuffled", "/shuffled+sawtooth", "/shuffled+phased")
@@ -75,8 +59,6 @@ SEARCHED = (
 )
 SEARCH_FROM = {"time": "lockstep", "reads": "nnz/shuffled+sawtooth"}
 MARGIN = 0.005  # of the time; what the simulator can't be trusted with (docs/fidelity.md)
-
-Row = dict[str, Any]
 
 
 def shipped_masks() -> list[Path]:
@@ -162,7 +144,7 @@ _NEEDED = FIELDS[: FIELDS.index("version") + 1]
 
 def run(options: argparse.Namespace) -> None:
     masks = [Path(path) for path in options.masks] or shipped_masks()
-    done = {(r["mask"], r["device"], r["policy"]) for r in _read([options.out])}
+    done = {(r["mask"], r["device"], r["policy"]) for r in read_rows([options.out])}
     masks.sort(key=lambda path: _mask(path).nnz)  # figures of small masks come first
     tasks = []
     for path in masks:
@@ -177,11 +159,11 @@ def run(options: argparse.Namespace) -> None:
 
 def search_one(path: str, head: int, device: str, policy: str, objective: str, n: int) -> list[Row]:
     """One local search on one head."""
-    mask, setup = _mask(DATA.parent / path).select_heads([head]), Setup.make(device)
+    mask, setup = _mask(ROOT / path).select_heads([head]), Setup.make(device)
     begun = time.monotonic()
     found = improve(mask, policy, setup, n, objective=objective, seed=0)
     seconds = time.monotonic() - begun
-    name = f"{_name(DATA.parent / path)}[{head}]"
+    name = f"{_name(ROOT / path)}[{head}]"
     result = run_schedule(mask, found.schedule, setup, name=name, belady=True)
     plain = {
         p: run_schedule(mask, _plan(mask, p, setup)[0], setup)
@@ -204,12 +186,12 @@ def search_one(path: str, head: int, device: str, policy: str, objective: str, n
 
 
 def search(options: argparse.Namespace) -> None:
-    done = {(r["mask"], r["device"], r["policy"], r["objective"]) for r in _read([options.out])}
+    done = {(r["mask"], r["device"], r["policy"], r["objective"]) for r in read_rows([options.out])}
     tasks = []
     for path, head, evaluations in SEARCHED:
         for device in options.device or DEVICES:
             for objective, policy in SEARCH_FROM.items():
-                name = f"{_name(DATA.parent / path)}[{head}]"
+                name = f"{_name(ROOT / path)}[{head}]"
                 if (name, device, policy, objective) not in done:
                     tasks.append((path, head, device, policy, objective, evaluations))
     _collect(search_one, tasks, options, lambda t: f"{t[0]} {t[2]} {t[3]} {t[4]}")
@@ -239,21 +221,11 @@ def _collect(
             sys.exit("interrupted; the same command goes on from here")
 
 
-def _read(paths: Iterable[Path]) -> list[Row]:
-    rows = []
-    for path in paths:
-        if path.exists():
-            opened = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8") as stream:
-                rows += [json.loads(line) for line in stream]
-    return rows
-
-
 # Tables
 
 
 def tables(options: argparse.Namespace) -> None:
-    rows = _read(options.files)
+    rows = read_rows(options.files)
     launches: dict[tuple[str, str], dict[str, Row]] = {}
     compared = {parse_policy(r + visits).name for r in row_policies() for visits in VISITS}
     for row in rows:
@@ -286,12 +258,8 @@ def _best(found: dict[str, Row]) -> str:
     return min(found, key=lambda p: found[p]["time_ms"])
 
 
-def _table(header: Iterable[str], lines: Iterator[list[str]] | list[list[str]]) -> None:
-    header = list(header)
-    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for line in lines:
-        print(f"| {' | '.join(line)} |")
-    print()
+def _table(header: Iterable[str], lines: list[list[str]]) -> None:
+    print(markdown(header, lines) + "\n")
 
 
 def _percent(value: float, digits: int = 2) -> str:
@@ -500,8 +468,8 @@ def _print_searches(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    whole = parser(__doc__)
+    commands = whole.add_subparsers(dest="command", required=True)
     for name, do in (("run", run), ("search", search)):
         command = commands.add_parser(name)
         command.set_defaults(do=do)
@@ -513,7 +481,7 @@ def main() -> None:
     command = commands.add_parser("tables")
     command.set_defaults(do=tables)
     command.add_argument("files", nargs="+", type=Path)
-    options = parser.parse_args()
+    options = whole.parse_args()
     options.do(options)
 
 

@@ -12,11 +12,12 @@ are of an H100 and of masks from Wan2.1 and LTX2.3; docs/results/h200.md names t
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from common import markdown, parser
 
 from wavealign.runs.result import Result
 
@@ -42,15 +43,15 @@ Rows = dict[str, Result]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    whole = parser(__doc__)
+    commands = whole.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("masks", nargs="+")
     run.add_argument("--out", required=True)
     run.add_argument("--repeats", default="7")
     tables = commands.add_parser("tables")
     tables.add_argument("runs", nargs="+", type=Path)
-    arguments = parser.parse_args()
+    arguments = whole.parse_args()
     if arguments.command == "run":
         sys.exit(_run(arguments.masks, arguments.out, arguments.repeats))
     rows = [
@@ -85,26 +86,22 @@ def _tables(rows: list[Result]) -> None:
     _print("HBM reads against original", launches, _saved)
     _print("Speedup over original", launches, _speedup)
     _print("Speedup = balance (cycles) x clock (GHz) of the counted launch", launches, _split)
-    print("The paper, H100, 364K tokens:\n\n| figure | lowest | highest |\n|---|---|---|")
-    for name, (low, high) in PAPER.items():
-        print(f"| {name} | {'-' if low is None else low} | {high} |")
+    figures = [[name, "-" if low is None else str(low), str(high)]
+               for name, (low, high) in PAPER.items()]  # fmt: skip
+    table = markdown(["figure", "lowest", "highest"], figures)
+    print(f"The paper, H100, 364K tokens:\n\n{table}")
 
 
-def _print(
-    title: str,
-    launches: dict[str, Rows],
-    cell: Callable[[Result, Result], str],
-) -> None:
+def _print(title: str, launches: dict[str, Rows], cell: Callable[[Result, Result], str]) -> None:
     policies = [p for p in POLICIES if any(p in found for found in launches.values())]
-    print(f"{title}\n\n| mask | tokens | density | {' | '.join(policies)} |")
-    print("|---|---|---|" + "---|" * len(policies))
+    lines = []
     for name, found in launches.items():
         base = found["original"]
-        cells = [cell(found[p], base) if p in found else "-" for p in policies]
         tokens = "-" if base.tokens_kv is None else f"{base.tokens_kv:,}"
         density = "-" if base.density is None else f"{base.density:.3f}"
-        print(f"| {name} | {tokens} | {density} | {' | '.join(cells)} |")
-    print()
+        cells = [cell(found[p], base) if p in found else "-" for p in policies]
+        lines.append([name, tokens, density, *cells])
+    print(f"{title}\n\n{markdown(['mask', 'tokens', 'density', *policies], lines)}\n")
 
 
 def _percent(value: float | None) -> str:

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import traceback
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import DATA, gpu_name, paired_ms, parser
 from guard_offline import masks as offline_masks
 from production_bench import Bench
 from production_wan import wan
@@ -40,7 +40,6 @@ from wavealign.guard.on_device import device_lengths
 from wavealign.masks import BlockMask, load_mask
 from wavealign.planning import Planner
 
-DATA = Path(__file__).parent.parent / "data"
 POLICIES = ("original", "nnz", SAWTOOTH, "lockstep", RESYNC, "svd+nnz")
 
 
@@ -170,7 +169,8 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
     served = max(calls, decision.least_calls)
     schedule = planner(heads, decision.policies)
     chosen = plans["guard"] = wavealign.Plan(schedule, sizes, choice, decision)
-    kernels = kernel_times(bench, qkv, plans)
+    launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
+    kernels = paired_ms(launches, bench.repeats, bench.cuda)
     decide_ms = bench.ms(lambda: decide(heads, sizes, planner, decider, 0, calls=calls))
     planner = make_planner(heads, sizes, choice, terms)
     plan_ms = {p: bench.ms(lambda p=p: planner(heads, p)) for p in names}
@@ -195,19 +195,6 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
         "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
         "backend": chosen.choice.name,
     }
-
-
-def kernel_times(
-    bench: Bench, qkv: tuple[torch.Tensor, ...], plans: dict[str, wavealign.Plan]
-) -> dict[str, float]:
-    """Median of single launches, policies in turn."""
-    launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
-    if bench.cuda:
-        from wavealign.gpu.timing import time_single
-
-        found = time_single(launches, bench.repeats, torch.device("cuda"))
-        return {p: t.median_ms for p, t in found.items()}
-    return {p: bench.ms(run, 1) for p, run in launches.items()}
 
 
 def attend(bench: Bench) -> dict[str, Any]:
@@ -279,12 +266,12 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    arguments.add_argument("--small", action="store_true")
+    arguments.add_argument("--repeats", type=int, default=5)
+    options = arguments.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(options.small, options.repeats)
     for name in options.only:
@@ -295,7 +282,7 @@ def main() -> None:
             result = {"error": traceback.format_exc()}
         result |= {
             "section": name,
-            "gpu": torch.cuda.get_device_name() if bench.cuda else None,
+            "gpu": gpu_name(),
             "small": bench.small,
             "seconds": time.perf_counter() - started,
             "wavealign": wavealign.__version__,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from common import median_ms
 
 import wavealign
 from wavealign.attention.inputs import check_mask
@@ -27,22 +26,7 @@ class Bench:
 
     def ms(self, run: Callable[[], object], repeats: int | None = None) -> float:
         """Median time of a call on the device, after one to warm up."""
-        run()
-        return statistics.median(self.once_ms(run) for _ in range(repeats or self.repeats))
-
-    def once_ms(self, run: Callable[[], object]) -> float:
-        """Time of one call."""
-        if not self.cuda:
-            started = time.perf_counter()
-            run()
-            return 1e3 * (time.perf_counter() - started)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # the host is ahead, as in a pipeline
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
+        return median_ms(run, repeats or self.repeats, self.cuda)
 
     def dense(self, mask: BlockMask) -> torch.Tensor:
         """Bool ``[H, M, N]`` on the device."""

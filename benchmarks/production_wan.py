@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import DATA
 from production_bench import Bench
 
 import wavealign
 from wavealign.attention.backends import choose_backend, rows_in_flight
 from wavealign.attention.inputs import Sequences, geometry
 from wavealign.masks import load_mask
-
-DATA = Path(__file__).parent.parent / "data"
 
 
 def wan(bench: Bench) -> dict[str, Any]:

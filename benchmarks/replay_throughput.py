@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from common import DATA, best_seconds
 from numba import njit
 from sim_throughput import (
     CAPACITY,
     HIT_TICKS,
-    ROOT,
     START_TICKS,
     WORKERS,
-    best_seconds,
     libcachesim_lru,
+    libcachesim_replays,
 )
 
 from wavealign.masks import load_mask
@@ -42,43 +42,13 @@ def next_accesses(trace):
     return following
 
 
-def libcachesim_belady(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, int]]:
-    """Seconds and misses of libcachesim's Belady on a trace of block ids; empty if not installed.
-
-    With a hash table cut to the number of blocks. Writing the trace isn't counted.
-    """
-    try:
-        import libcachesim
-    except ModuleNotFoundError:
-        return {}
-    record = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
-    requests = np.zeros(len(trace), record)
-    requests["object"], requests["size"], requests["next"] = trace + 1, 1, next_accesses(trace)
-    path = folder / "next.oracleGeneral"
-    requests.tofile(path)
-    reader = libcachesim.TraceReader(
-        str(path),
-        libcachesim.TraceType.ORACLE_GENERAL_TRACE,
-        libcachesim.ReaderInitParam(ignore_obj_size=True),
-    )
-    ratios: list[float] = []
-
-    def run() -> None:
-        reader.reset()
-        cache = libcachesim.Belady(cache_size=CAPACITY, hashpower=13)
-        ratios.append(cache.process_trace(reader)[0])
-
-    seconds = best_seconds(run)
-    return {"Belady": (seconds, round(ratios[-1] * len(trace)))}
-
-
 def timed(work: Callable[[], object]) -> tuple[object, float]:
     """What `work` returns, and its best seconds; the first call compiles."""
     return work(), best_seconds(work)
 
 
 def main() -> None:
-    mask = load_mask(ROOT / "data/xattention_363600.npz").mask
+    mask = load_mask(DATA / "xattention_363600.npz").mask
     keys = mask.H * mask.N
     print(f"million accesses per second and core, {mask.nnz / 1e6:.1f} M accesses")
     with tempfile.TemporaryDirectory() as folder:
@@ -89,10 +59,11 @@ def main() -> None:
             trace, launch_s = timed(lambda launch=launch: launch_trace(*launch))
             _, curve_s = timed(lambda trace=trace: stack_distances(trace, keys, mask.N))
             opt, opt_s = timed(lambda trace=trace: opt_misses(trace, keys, CAPACITY))
-            wide = trace.astype(np.int64)
             theirs = {
-                "LRU": libcachesim_lru(wide, Path(folder)),
-                "Belady": libcachesim_belady(wide, Path(folder)),
+                "LRU": libcachesim_lru(trace, Path(folder)),
+                "Belady": libcachesim_replays(
+                    trace, next_accesses(trace), Path(folder), {"Belady": ("Belady", 13)}
+                ),
             }
             for name, seconds, misses, peer in (
                 ("launch_trace", launch_s, None, ""),

@@ -12,68 +12,25 @@
 
 from __future__ import annotations
 
-import argparse
-import heapq
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numba import njit
+from common import ROOT, best_seconds, parser
 
 from wavealign.masks import BlockMask, load_mask, save_mask
 from wavealign.order import Schedule, build_schedule
 from wavealign.sim import Setup
 from wavealign.sim._kernels import stream_lru
+from wavealign.sim._replay_kernels import launch_trace
 from wavealign.sim.traffic import launch_traffic
 
-ROOT = Path(__file__).parent.parent
 WORKERS, CAPACITY = 132, 544  # an H200's rows in flight and effective L2 in 64 KiB blocks
 HIT_TICKS, START_TICKS = 128, 58
-REPEATS = 5
-
-
-@njit
-def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, start_ticks):
-    """Block ids in the order in which a launch reads them, by a heap of events."""
-    heads, rows = row_order.shape
-    trace = np.empty(len(indices), np.int64)
-    cursor, stop = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
-    base = np.zeros(workers, np.int64)
-    events = [(0, w, w) for w in range(workers)]
-    sequence, next_row, filled = workers, 0, 0
-    while len(events) > 0:
-        now, _, w = heapq.heappop(events)
-        if cursor[w] < stop[w]:
-            trace[filled] = base[w] + indices[cursor[w]]
-            filled += 1
-            cursor[w] += 1
-            delay = block_ticks
-        elif next_row < heads * rows:
-            h = next_row // rows
-            row = h * rows + row_order[h, next_row % rows]
-            cursor[w], stop[w], base[w] = indptr[row], indptr[row + 1], h * columns
-            next_row += 1
-            delay = start_ticks
-        else:
-            continue
-        heapq.heappush(events, (now + delay, sequence, w))
-        sequence += 1
-    return trace
-
-
-def best_seconds(work: Callable[[], object]) -> float:
-    """The shortest of a few repeats: neighbours only ever add time."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def stream(schedule: Schedule) -> int:
@@ -85,10 +42,17 @@ def stream(schedule: Schedule) -> int:
     return int(misses.sum())
 
 
-def libcachesim_lru(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, int]]:
-    """Seconds and misses of libcachesim's LRU on a trace of block ids; empty if not installed.
+def libcachesim_replays(
+    trace: np.ndarray, following: np.ndarray | int, folder: Path, caches: dict[str, tuple[str, int]]
+) -> dict[str, tuple[float, int]]:
+    """Seconds and misses of libcachesim's caches on a trace; empty if it isn't installed.
 
-    As it comes, and with a hash table cut to the number of blocks (2**13 slots, not 2**24).
+    Args:
+        trace: block ids in the order of the accesses.
+        following: of each, the (1-based) time of the next to its block, -1 where there is none, -2
+            where nobody asks.
+        folder: for the trace, whose writing isn't counted.
+        caches: label → class, and bits of its hash table; 0 leaves it as it comes (2**24 slots).
     """
     try:
         import libcachesim
@@ -97,7 +61,7 @@ def libcachesim_lru(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, i
     # Its binary "oracleGeneral" records: time, object, size, next access.
     record = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
     requests = np.zeros(len(trace), record)
-    requests["object"], requests["size"], requests["next"] = trace + 1, 1, -2
+    requests["object"], requests["size"], requests["next"] = trace + 1, 1, following
     path = folder / "trace.oracleGeneral"
     requests.tofile(path)
     reader = libcachesim.TraceReader(
@@ -105,18 +69,24 @@ def libcachesim_lru(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, i
         libcachesim.TraceType.ORACLE_GENERAL_TRACE,
         libcachesim.ReaderInitParam(ignore_obj_size=True),
     )
-    found = {}
-    for label, options in (("as it comes", {}), ("small table", {"hashpower": 13})):
-        ratios = []
+    found, ratios = {}, [0.0]
+    for label, (name, bits) in caches.items():
+        options = {"hashpower": bits} if bits else {}
 
-        def run(options: dict[str, int] = options, ratios: list[float] = ratios) -> None:
+        def run(name: str = name, options: dict[str, int] = options) -> None:
             reader.reset()
-            cache = libcachesim.LRU(cache_size=CAPACITY, **options)
-            ratios.append(cache.process_trace(reader)[0])
+            cache = getattr(libcachesim, name)(cache_size=CAPACITY, **options)
+            ratios[0] = cache.process_trace(reader)[0]
 
         seconds = best_seconds(run)
-        found[label] = seconds, round(ratios[-1] * len(trace))
+        found[label] = seconds, round(ratios[0] * len(trace))
     return found
+
+
+def libcachesim_lru(trace: np.ndarray, folder: Path) -> dict[str, tuple[float, int]]:
+    """As it comes, and with a hash table cut to the number of blocks."""
+    caches = {"as it comes": ("LRU", 0), "small table": ("LRU", 13)}
+    return libcachesim_replays(trace, -2, folder, caches)
 
 
 def throughput(folder: Path) -> None:
@@ -133,15 +103,8 @@ def throughput(folder: Path) -> None:
             schedule = build_schedule(mask, policy, WORKERS)
             misses = stream(schedule)
             seconds = best_seconds(lambda s=schedule: stream(s))
-            trace = launch_trace(
-                schedule.row_order,
-                schedule.indptr,
-                schedule.indices,
-                mask.N,
-                WORKERS,
-                HIT_TICKS,
-                START_TICKS,
-            )
+            lists = schedule.row_order, schedule.indptr, schedule.indices
+            trace = launch_trace(*lists, mask.N, WORKERS, HIT_TICKS, START_TICKS)
             theirs = [
                 f"{label} {mask.nnz / s / 1e6:.1f} ({s / seconds:.1f}x slower"
                 + (")" if m == misses else f"; {m} MISSES, NOT {misses})")
@@ -196,9 +159,9 @@ def startup(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--skip-40-heads", action="store_true")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--skip-40-heads", action="store_true")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         throughput(folder)

@@ -25,7 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from common import ROOT
+
 MASKS = ("data/xattention_75600.npz", "data/clip/xattention_75600.npz")
 SPACE = """
 policy = ["original", "random", "svd", "nnz", "nnz-wave", "svd+nnz", "lockstep", "nnz/{visits}"]
@@ -41,16 +42,8 @@ ROUNDS = 5
 def command(folder: Path, out: Path, *more: str) -> list[str]:
     masks = [part for mask in MASKS for part in ("--mask", str(ROOT / mask))]
     program = str(Path(sys.executable).parent / "wavealign")
-    return [
-        program,
-        "sweep",
-        *masks,
-        "--space",
-        str(folder / "space.toml"),
-        "--out",
-        str(out),
-        *more,
-    ]
+    space = str(folder / "space.toml")
+    return [program, "sweep", *masks, "--space", space, "--out", str(out), *more]
 
 
 def stored(out: Path) -> list[str]:

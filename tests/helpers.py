@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,23 @@ from wavealign.runs.trial import TrialRecord
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
+
+
+def run_interpreted(script):
+    """What a script of tests/ prints that runs Triton's kernels on the CPU, by tools/interpreter.
+
+    In a process of its own: the interpreter is chosen before anything imports triton.
+    """
+    paths = [str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "tests" / script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
 
 
 @contextmanager

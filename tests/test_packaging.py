@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -101,6 +102,16 @@ def test_nothing_heavy_is_imported_early(code, forbidden):
         f"{code}\nimport sys; print('loaded', *sorted({forbidden!r} & set(sys.modules)))"
     )
     assert output.splitlines()[-1] == "loaded"
+
+
+def test_benchmarks_and_tests_import_nothing_of_each_other():
+    folders = {name: list((ROOT / name).rglob("*.py")) for name in ("tests", "benchmarks")}
+    for own, other in (("tests", "benchmarks"), ("benchmarks", "tests")):
+        foreign = {path.stem for path in folders[other]} - {path.stem for path in folders[own]}
+        for path in folders[own]:
+            text = path.read_text(encoding="utf-8")
+            found = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE))
+            assert not found & foreign, path
 
 
 def test_public_names():

@@ -11,15 +11,42 @@ from collections.abc import Iterable
 
 
 class WaveAlignError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base of every error raised on purpose by this package.
+
+    Example:
+        >>> import wavealign as wa
+        >>> try:
+        ...     wa.load_mask("nowhere.npz")
+        ... except wa.WaveAlignError as problem:
+        ...     print(f"{type(problem).__name__}: {problem}")
+        InputError: nowhere.npz: no such file.
+    """
 
 
 class InputError(WaveAlignError, ValueError):
-    """Something the caller gave (a file, an option, an array) can't be used as it is."""
+    """Something the caller gave (a file, an option, an array) can't be used as it is.
+
+    Example:
+        >>> import wavealign as wa
+        >>> wa.load_device("h2000")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        wavealign.errors.InputError: unknown device 'h2000'. Did you mean 'h200'? Valid: ...
+    """
 
 
 class MissingCapabilityError(WaveAlignError, RuntimeError):
-    """This machine or installation lacks what the request needs (a GPU, an extra)."""
+    """This machine or installation lacks what the request needs (a GPU, an extra).
+
+    Example:
+        >>> import torch
+        >>> import wavealign as wa
+        >>> q = torch.zeros(1, 1, 128, 64)
+        >>> wa.attend(q, q, q, torch.ones(1, 1, 1, dtype=torch.bool))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        wavealign.errors.MissingCapabilityError: backend 'auto' needs ... an NVIDIA GPU, ...
+    """
 
 
 class WriteError(WaveAlignError, OSError):
@@ -27,7 +54,13 @@ class WriteError(WaveAlignError, OSError):
 
     @classmethod
     def of(cls, path: object, problem: OSError, kept: str = "nothing was kept") -> WriteError:
-        """The error that names the file, the system's reason and what is left."""
+        """The error that names the file, the system's reason and what is left.
+
+        Args:
+            path: of the file.
+            problem: what the system said.
+            kept: what is left of it.
+        """
         reason = problem.strerror or str(problem)
         error = cls(f"{path}: can't be written ({reason}); {kept}.")
         error.strerror = reason

@@ -67,7 +67,11 @@ class ArrayFile:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Inside this block an `InputError` about content is said to be this file's."""
+        """Inside this block an `InputError` about content is said to be this file's.
+
+        Raises:
+            InputError: raised inside, with the file's name before its text.
+        """
         try:
             yield
         except InputError as problem:
@@ -87,7 +91,11 @@ class ArrayFile:
         return self._read(self._member[name], name)
 
     def text(self, name: str) -> str:
-        """The array `name` as one string."""
+        """The array `name` as one string.
+
+        Raises:
+            InputError: it is missing, or anything else.
+        """
         array = self.array(name)
         if array.size != 1 or array.dtype.kind not in "US":
             raise self.error(
@@ -97,7 +105,11 @@ class ArrayFile:
         return item.decode() if isinstance(item, bytes) else str(item)
 
     def integers(self, name: str, count: int) -> list[int]:
-        """The array `name` as `count` whole numbers."""
+        """The array `name` as `count` whole numbers.
+
+        Raises:
+            InputError: it is missing, or anything else.
+        """
         array = self.array(name)
         if array.size != count or array.dtype.kind not in "iu":
             raise self.error(

@@ -37,7 +37,13 @@ def open_arrays(path: str | Path, key: str | None = None) -> ArrayFile:
 
 
 class TensorFile(ArrayFile):
-    """Arrays that were read already."""
+    """Arrays that were read already.
+
+    Args:
+        path: of the file.
+        arrays: all that it holds, by name.
+        key: see `ArrayFile`.
+    """
 
     def __init__(self, path: Path, arrays: dict[str, npt.NDArray[Any]], key: str | None) -> None:
         self._arrays = arrays

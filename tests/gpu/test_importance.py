@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, nothing_waits
+from helpers import nothing_waits, run_interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,15 +200,7 @@ def test_the_torch_path_on_low_precision(case):
 
 
 def test_triton_kernels_equal_the_definition():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests/interpreted_importance.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=None,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "done"
+    assert run_interpreted("interpreted_importance.py") == "done"
 
 
 def test_autocast_leaves_weights_alone():

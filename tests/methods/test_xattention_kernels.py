@@ -1,11 +1,9 @@
 """XAttention's Triton kernels: without a GPU, on one, and that nothing waits for it."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT, nothing_waits
+from helpers import nothing_waits, run_interpreted
 
 torch = pytest.importorskip("torch")
 
@@ -34,14 +32,7 @@ def walking(B, H, L, D, dtype=torch.bfloat16, device="cpu"):
 
 def test_triton_kernels_equal_torch_and_the_definition():
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests/interpreted_xattention.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "equal"
+    assert run_interpreted("interpreted_xattention.py") == "equal"
 
 
 @pytest.mark.parametrize("name", QK)

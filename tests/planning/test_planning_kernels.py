@@ -1,11 +1,8 @@
 """The planner's Triton kernels without a GPU, and that planning never waits for the device."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import run_interpreted
 
 torch = pytest.importorskip("torch")
 
@@ -51,14 +48,7 @@ def test_planning_waits_for_nothing(policy):
 
 def test_triton_kernels_equal_the_torch_operations():
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests/interpreted_planning.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "equal"
+    assert run_interpreted("interpreted_planning.py") == "equal"
 
 
 @pytest.mark.gpu

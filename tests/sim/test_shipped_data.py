@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 
 import numpy as np
 import pytest
-from helpers import DATA, ROOT
+from helpers import DATA
 
 from wavealign.masks import load_mask, mask_stats
 from wavealign.order import parse_policy
@@ -18,8 +17,8 @@ from wavealign.sim import Setup
 from wavealign.sim.calibrate import replay, replay_errors
 from wavealign.sim.recordings import load_recordings
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import fidelity
+RECORDED = ("h200/runs.jsonl", "xattention_363600.runs.jsonl", "spargeattn_363600.runs.jsonl")
+VALIDATED = [DATA / "validated.runs.jsonl", DATA / "h200/validated.runs.jsonl"]
 
 # Densities and NNZ spreads of the single heads, as data/README.md lists them.
 HEADS = {
@@ -108,7 +107,7 @@ def test_masks_are_what_the_provenance_file_says(name):
 
 def test_simulated_runs_are_close_to_what_the_card_measured():
     """Runs of flash-attn-4 on an H200, orders as recorded (docs/fidelity.md)."""
-    found = [recording for path in fidelity.RECORDED for recording in load_recordings(path)]
+    found = [recording for name in RECORDED for recording in load_recordings(DATA / name)]
     assert len(found) == 38 + 20 + 6
     for recording in found[::5]:
         recording.schedule.check(recording.mask)
@@ -132,7 +131,7 @@ def sample(path, tmp_path, kernel, step):
     return list(load_recordings(tmp_path / "runs.jsonl", path.parent, kernel))
 
 
-@pytest.mark.parametrize("path", fidelity.VALIDATED[:2])
+@pytest.mark.parametrize("path", VALIDATED)
 def test_what_validate_measured_later_is_predicted_too(path, tmp_path):
     """Runs that nothing about hits was fitted to; a sample, for time (docs/fidelity.md)."""
     found = sample(path, tmp_path, "fa4", 5)
@@ -144,7 +143,7 @@ def test_what_validate_measured_later_is_predicted_too(path, tmp_path):
 
 @pytest.mark.parametrize(("kernel", "time_percent"), [("triton", 2.0), ("flex", 6.0)])
 def test_other_kernels_ran_the_same_schedules(kernel, time_percent, tmp_path):
-    found = sample(fidelity.VALIDATED[1], tmp_path, kernel, 2)
+    found = sample(VALIDATED[1], tmp_path, kernel, 2)
     errors = replay_errors(found, replay(found, Setup.make("h200", kernel)))
     assert len(found) >= 3
     assert np.abs(errors.hit_points).mean() <= 2.0

@@ -87,6 +87,16 @@ def attend(
     Raises:
         InputError: what doesn't fit together.
         MissingCapabilityError: no backend can run here, with the reasons.
+
+    Example:
+        >>> import torch
+        >>> import wavealign as wa
+        >>> q, k, v = torch.randn(3, 1, 2, 256, 64)  # [B, H, tokens, D]
+        >>> mask = torch.ones(2, 2, 2, dtype=torch.bool)  # blocks of 128 x 128 tokens
+        >>> out = wa.attend(q, k, v, mask, policy="nnz", device_profile="h200", backend="reference")
+        >>> full = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> torch.allclose(out, full, atol=1e-5)
+        True
     """
     sequences = Sequences.check(q, k, v, layout)
     if plan is None:

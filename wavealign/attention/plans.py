@@ -34,6 +34,18 @@ class Plan:
         sizes: of the launch; as far as they are known, where it was planned ahead.
         choice: the backend whose convention the schedule is in.
         decision: the guard's; None where a policy was asked for.
+
+    Example:
+        >>> import torch
+        >>> import wavealign as wa
+        >>> mask = torch.ones(2, 4, 4, dtype=torch.bool).tril()
+        >>> plan = wa.plan(mask, "resync", "h200", backend="reference")
+        >>> print(plan.explain())
+        head 0: resync, as asked
+        head 1: resync, as asked
+        >>> q, k, v = torch.randn(3, 1, 2, 512, 64)
+        >>> wa.attend(q, k, v, plan=plan).shape
+        torch.Size([1, 2, 512, 64])
     """
 
     schedule: DeviceSchedule
@@ -268,6 +280,14 @@ def plan(
 
     Raises:
         InputError, MissingCapabilityError: see there; nothing is planned by halves.
+
+    Example:
+        >>> import torch
+        >>> import wavealign as wa
+        >>> mask = torch.ones(1, 4, 4, dtype=torch.bool).tril()
+        >>> plan = wa.plan(mask, "nnz", "h200", backend="reference")
+        >>> plan.schedule.table.tolist()  # slot in launch order → query block
+        [[3, 2, 1, 0]]
     """
     terms = Terms(policy, device_profile, backend, objective, seed)
     like = None

@@ -31,6 +31,12 @@ class Reuse:
         min_overlap: below this overlap with the mask that was decided for (shared blocks / blocks
             of either) the next call decides anew. The overlap is taken 1, 2, 4, ... calls after a
             decision and read when the device has it, one call late: nothing waits for it.
+
+    Example:
+        >>> import wavealign as wa
+        >>> site = wa.Attention("h200", wa.Reuse(calls=10, min_overlap=0.9), backend="reference")
+        >>> wa.Reuse().calls
+        64
     """
 
     calls: int = 64
@@ -91,6 +97,17 @@ class Attention:
 
     Attributes:
         statistics: what it has done so far.
+
+    Example:
+        >>> import torch
+        >>> import wavealign as wa
+        >>> site = wa.Attention("h200", backend="reference")
+        >>> q, k, v = torch.randn(3, 1, 2, 256, 64)
+        >>> mask = torch.ones(2, 2, 2, dtype=torch.bool)
+        >>> for step in range(3):
+        ...     out = site(q, k, v, mask)
+        >>> site.statistics.calls, site.statistics.planned, site.statistics.reused
+        (3, 1, 2)
     """
 
     def __init__(

@@ -20,7 +20,18 @@ def calibrate_guard(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Fit, print the errors on what was fitted, write the profile."""
+    """Fit, print the errors on what was fitted, write the profile.
+
+    Args:
+        runs, masks: JSON lines of measured runs, and the folder or file of masks of each.
+        simulate: mask files to simulate.
+        device, kernel: the profile's; None for the device's first kernel.
+        out: the file of the profile; None to print the errors alone.
+        as_json: errors as JSON lines.
+
+    Raises:
+        InputError: nothing to fit, or files that can't be read.
+    """
     from wavealign._version import __version__
     from wavealign.guard.calibrate import fit_errors, fit_guard, measured_cases, simulated_cases
     from wavealign.guard.model import CostModel

@@ -50,7 +50,11 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, unless what it writes would replace what it reads or writes."""
+        """Run the command, unless what it writes would replace what it reads or writes.
+
+        Raises:
+            InputError: two of the options name one file, and one is written.
+        """
         options = [p for p in self.params if isinstance(p, click.Option)]
         for output in options:
             target = ctx.params.get(output.name or "")

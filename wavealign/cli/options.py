@@ -126,7 +126,15 @@ def make_setup(
     model: str = "full",
     regime: str = "single",
 ) -> Setup:
-    """The `Setup` that these options mean."""
+    """The `Setup` that these options mean.
+
+    Args:
+        l2: a size with its unit; None for the device's own.
+        device, kernel, wave, head_dim, dtype, model, regime: see `Setup.make`.
+
+    Raises:
+        InputError: see `Setup.make`; an L2 that isn't a size.
+    """
     from wavealign.sim.setup import Setup
     from wavealign.units import parse_size
 
@@ -150,7 +158,16 @@ def load_heads(
     form: str | None = None,
     seq_len: str | None = None,
 ) -> tuple[LoadedMask, list[int]]:
-    """The mask, reduced to the chosen heads, and their indices in the file."""
+    """The mask, reduced to the chosen heads, and their indices in the file.
+
+    Args:
+        path, key, form: see `load_mask`.
+        heads: e.g. ``"0,3-7"``; None for all.
+        block, seq_len: e.g. ``"128x64"``; None where the file says it.
+
+    Raises:
+        InputError: see `load_mask`; heads or sizes that can't be read.
+    """
     from wavealign.masks import load_mask
     from wavealign.units import parse_block, parse_heads
 
@@ -168,7 +185,16 @@ def cores() -> int:
 
 
 def fitting_schedule(path: str, mask: BlockMask, heads: list[int] | None) -> Schedule:
-    """A schedule file as a row of the table, checked against the mask."""
+    """A schedule file as a row of the table, checked against the mask.
+
+    Args:
+        path: the schedule file.
+        mask: of the chosen heads.
+        heads: their places in the file that the schedule was made for; None for all.
+
+    Raises:
+        InputError: the schedule isn't this mask's, with the file's name.
+    """
     from wavealign.order import Schedule
 
     schedule = Schedule.load(path)

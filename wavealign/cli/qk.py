@@ -99,7 +99,17 @@ def check_device(device: str) -> None:
 def open_source(
     options: Mapping[str, Any], stack: ExitStack, needed: bool, quiet: bool = False
 ) -> QKSource | None:
-    """The source of Q and K that the options name, closed with the stack."""
+    """The source of Q and K that the options name, closed with the stack.
+
+    Args:
+        options: of the command, by name.
+        stack: closes the source.
+        needed: refuse options that name none.
+        quiet: no progress.
+
+    Raises:
+        InputError: none is named though one is needed, or two are.
+    """
     from wavealign.qk.sources import FileSource
 
     check_device(options["device"])
@@ -155,7 +165,11 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
 
 
 def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
-    """Tokens of text behind the video: as given, or as the file of Q and K says."""
+    """Tokens of text behind the video: as given, or as the file of Q and K says.
+
+    Raises:
+        InputError: the file's number is none.
+    """
     given = options["text_tokens"]
     if given is None and options["grid_text"] is None and options["size"] is None:
         written = getattr(source, "about", {}).get("text_tokens", "0")
@@ -169,7 +183,11 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
 
 
 def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> TokenGrid | None:
-    """The token grid that the options name, or else the file of Q and K, if any."""
+    """The token grid that the options name, or else the file of Q and K, if any.
+
+    Raises:
+        InputError: options that contradict each other, or a grid that isn't the file's.
+    """
     from wavealign.qk import TokenGrid, find_model
 
     model = find_model(options["model"])

@@ -70,7 +70,13 @@ class FitErrors:
 
 
 def simulated_cases(mask: BlockMask, model: CostModel, seed: int = 0) -> list[GuardCase]:
-    """Every candidate on a mask, in the simulator."""
+    """Every candidate on a mask, in the simulator.
+
+    Args:
+        mask: of one launch.
+        model: whose setup is simulated.
+        seed: of the shuffled visits.
+    """
     found = []
     for policy in CANDIDATES:
         schedule = build_schedule(mask, policy, model.setup.wave, seed)

@@ -118,6 +118,20 @@ class Guard:
             time at the same power.
         close_frac: share of the calls' time that looking at blocks may take; by default
             `LOOK_FRAC`.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> from wavealign.guard import CostModel
+        >>> guard = wa.Guard(CostModel.make("h200"))
+        >>> rng = np.random.default_rng(0)
+        >>> shares = rng.lognormal(-1.5, 0.8, (1, 1200, 1))  # rows differ in length
+        >>> sparse = rng.random((1, 1200, 1200)) < shares
+        >>> for kept in (np.ones_like(sparse), sparse):
+        ...     decision = guard.decide_mask(wa.BlockMask.from_dense(kept), uses=50)
+        ...     print(f"{decision.policies[0]}: {decision.win_frac:.0%} less time expected")
+        original: 0% less time expected
+        nnz/shuffled+sawtooth: 21% less time expected
     """
 
     def __init__(
@@ -156,7 +170,11 @@ class Guard:
     def looks_closely(
         self, nnz: int, shape: tuple[int, int, int], block: tuple[int, int], calls: int | None
     ) -> bool:
-        """Whether to look at the blocks of a launch of `nnz` kept blocks; see `looks`."""
+        """Whether to look at the blocks of a launch of `nnz` kept blocks.
+
+        Args:
+            nnz, shape, block, calls: see `looks`.
+        """
         if calls is None:
             return True
         H, M, _ = shape
@@ -164,7 +182,11 @@ class Guard:
         return self.model.profile.look_ms(*shape) <= self.close_frac * calls * launch_ms
 
     def least_calls(self, nnz: int, shape: tuple[int, int, int], block: tuple[int, int]) -> int:
-        """Calls that pay for having looked at the lengths of a launch of `nnz` kept blocks."""
+        """Calls that pay for having looked at the lengths of a launch of `nnz` kept blocks.
+
+        Args:
+            nnz, shape, block: see `looks`.
+        """
         H, M, _ = shape
         launch_ms = self.model.least_ms(nnz, H * M, *block)
         if launch_ms == 0:
@@ -180,7 +202,13 @@ class Guard:
         return Decision((), 0.0, H, f"{note} can win")
 
     def decide_mask(self, mask: BlockMask, uses: float = 1.0, seed: int = 0) -> Decision:
-        """Decide for a mask on the host, where looking is free."""
+        """Decide for a mask on the host, where looking is free.
+
+        Args:
+            mask: of one launch.
+            uses: how often the plan is expected to be used.
+            seed: of the shuffled visits.
+        """
         capacity = self.model.capacity_blocks(mask.block_kv)
         heads = mask_statistics(mask, self.model.setup.wave, capacity, seed)
         return self.decide(heads, mask.block_q, mask.block_kv, uses)

@@ -92,7 +92,12 @@ class CostModel:
         return max(1, int(held / self.setup.kv_bytes(block_kv)))
 
     def least_ms(self, blocks: int, rows: int, block_q: int, block_kv: int) -> float:
-        """Time of a launch of so many kept blocks and rows, all in L2, at the highest clock."""
+        """Time of a launch of so many kept blocks and rows, all in L2, at the highest clock.
+
+        Args:
+            blocks, rows: of all heads.
+            block_q, block_kv: tokens of a block.
+        """
         step = self.setup.kernel.step_cycles(block_q, block_kv, self.setup.head_dim)
         cycles = step * (blocks + rows * self.setup.kernel.row_start_blocks) / self.setup.wave
         return cycles / self.setup.device.clock_max_ghz * 1e-6
@@ -131,7 +136,13 @@ class CostModel:
         ]
 
     def hit(self, head: HeadStatistics, policy: str, capacity: int) -> float:
-        """L2 hit ratio of a head under a policy."""
+        """L2 hit ratio of a head under a policy.
+
+        Args:
+            head: its statistics.
+            policy: one of `CANDIDATES`.
+            capacity: K/V blocks that L2 holds.
+        """
         if head.nnz == 0:
             return 1.0
         compulsory = head.working_set_blocks

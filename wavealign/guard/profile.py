@@ -72,6 +72,10 @@ class GuardProfile:
 
         Beyond the lists in natural order, which `original` needs as well. A launch is planned as
         a whole, so one head that is reordered costs as much as all of them.
+
+        Args:
+            policies: of the heads.
+            heads, rows, columns: H, M, N.
         """
         if all(policy == "original" for policy in policies):
             return 0.0
@@ -86,7 +90,11 @@ class GuardProfile:
         return self.lengths_launch_ms + 1e-6 * self.look_row_ns * heads * rows
 
     def look_ms(self, heads: int, rows: int, columns: int) -> float:
-        """The host's wait for all statistics of a launch, and the decision."""
+        """The host's wait for all statistics of a launch, and the decision.
+
+        Args:
+            heads, rows, columns: H, M, N.
+        """
         cells_ms = 1e-6 * self.look_cell_ns * heads * rows * columns
         return self.look_launch_ms + 1e-6 * self.look_row_ns * heads * rows + cells_ms
 

@@ -75,7 +75,14 @@ def mask_statistics(
 def mask_statistics_for(
     mask: BlockMask, wave: int, capacities: Sequence[int], seed: int = 0
 ) -> list[list[HeadStatistics]]:
-    """The same for several capacities of L2, at little more than the cost of one."""
+    """The same for several capacities of L2, at little more than the cost of one.
+
+    Args:
+        mask: of one launch.
+        wave: rows in flight.
+        capacities: K/V blocks that L2 holds.
+        seed: of the shuffled visits.
+    """
     _, per_head = mask_stats(mask)
     heads = list(mask.heads())
     orders = [

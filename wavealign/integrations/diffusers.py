@@ -50,7 +50,12 @@ class Site(Protocol):
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        """Attention of ``[B, tokens, H, D]``, of which `lengths` says how many count."""
+        """Attention of ``[B, tokens, H, D]``, of which `lengths` says how many count.
+
+        Args:
+            q, k, v: ``[B, tokens, H, D]``, rotated.
+            lengths: tokens of each sequence that count.
+        """
         ...
 
     def close(self) -> None:

@@ -42,6 +42,10 @@ class Lengths:
         """Attention of ``[B, tokens, H, D]``, part after part, each without its padding.
 
         Rows of padding are zero: no other row ever reads them.
+
+        Args:
+            q, k, v: ``[B, tokens, H, D]``, padding included.
+            function: attention of one part, given its number, q, k and v.
         """
         parts = self.parts()
         if parts == [(slice(None), q.shape[1])]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,16 @@ class BlockMask:
 
     Raises:
         InputError: sizes or arrays that contradict each other.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> causal = np.tri(6, dtype=bool)  # one head, 6 query blocks, 6 K/V blocks
+        >>> mask = wa.BlockMask.from_dense(causal, block=(128, 128), tokens=(750, 750))
+        >>> mask.shape, mask.nnz, mask.head(0).row_nnz.tolist()
+        ((1, 6, 6), 21, [1, 2, 3, 4, 5, 6])
+        >>> mask.last_kv_tokens
+        110
     """
 
     indptr: Int64Array
@@ -169,6 +179,10 @@ class BlockMask:
         A batch axis is folded into the heads. Integers and floats are read as masks only where
         every value is 0 or 1: scores would keep every block.
 
+        Args:
+            mask: array-like of bool, or of 0 and 1.
+            block, tokens, meta: see `from_csr`.
+
         Raises:
             InputError: another shape, dtype or value, or sizes that contradict each other.
         """
@@ -194,6 +208,11 @@ class BlockMask:
         meta: Mapping[str, Any] | None = None,
     ) -> BlockMask:
         """A mask from ``numpy.packbits(mask, axis=-1)``, uint8 ``(H, M, ceil(N / 8))``.
+
+        Args:
+            packed: eight blocks a byte, the first in the highest bit.
+            N: K/V blocks.
+            block, tokens, meta: see `from_csr`.
 
         Raises:
             InputError: another shape, or bits set beyond `N`.
@@ -252,18 +271,8 @@ class BlockMask:
         parts = [self.head(h) for h in heads]
         indptr = np.zeros(len(parts) * self.M + 1, dtype=np.int64)
         np.cumsum(np.concatenate([p.row_nnz for p in parts]), out=indptr[1:])
-        return BlockMask(
-            indptr,
-            np.concatenate([p.indices for p in parts]),
-            len(parts),
-            self.M,
-            self.N,
-            self.block_q,
-            self.block_kv,
-            self.tokens_q,
-            self.tokens_kv,
-            self.meta,
-        )
+        indices = np.concatenate([p.indices for p in parts])
+        return replace(self, indptr=indptr, indices=indices, H=len(parts))
 
     @cached_property
     def touched_kv_blocks(self) -> tuple[Int64Array, BoolArray]:

@@ -54,6 +54,11 @@ def block_pair(block: tuple[int, int]) -> tuple[int, int]:
 def check_pointers(indptr: _Int64Array, nnz: int, rows: int) -> None:
     """Check CSR row pointers ``(rows + 1,)`` of `nnz` entries.
 
+    Args:
+        indptr: the pointers.
+        nnz: entries that they point into.
+        rows: H*M.
+
     Raises:
         InputError: another shape, a first or last pointer that is off, or pointers that fall.
     """
@@ -76,6 +81,11 @@ def check_pointers(indptr: _Int64Array, nnz: int, rows: int) -> None:
 
 def check_csr(indptr: _Int64Array, indices: _Int32Array, rows: int, columns: int) -> None:
     """Check CSR lists: blocks that exist, ascending inside a row, none twice.
+
+    Args:
+        indptr: pointers ``(rows + 1,)``.
+        indices: K/V blocks.
+        rows, columns: H*M and N.
 
     Raises:
         InputError: what is wrong, and where.

@@ -73,6 +73,16 @@ def load_mask(
     Raises:
         InputError: anything that isn't a mask, with the file, what was found and what to do.
         MissingCapabilityError: what reads this kind of file isn't installed.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> np.savez("bare.npz", mask=np.eye(8, dtype=bool))  # the file doesn't say its block size
+        >>> loaded = wa.load_mask("bare.npz", block=(128, 64))
+        >>> loaded.mask.shape, loaded.mask.tokens_q, loaded.mask.tokens_kv
+        ((1, 8, 8), 1024, 512)
+        >>> loaded.understood_as[0]
+        "layout: 'mask', bool of shape [8, 8]"
     """
     with open_arrays(path, key) as file:
         foreign = _foreign(file, form)
@@ -146,6 +156,15 @@ def save_mask(path: str | Path, mask: BlockMask) -> None:
 
     Raises:
         InputError: the path can't be written.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> mask = wa.BlockMask.from_dense(np.eye(8), block=(128, 64), meta={"model": "mine"})
+        >>> wa.save_mask("masks.npz", mask)
+        >>> found = wa.load_mask("masks.npz").mask
+        >>> found.digest == mask.digest, found.block_kv, found.meta
+        (True, 64, {'model': 'mine'})
     """
     save_npz(path, packed(mask))
 

@@ -49,7 +49,15 @@ class MaskStats:
 
 
 def mask_stats(mask: BlockMask) -> tuple[MaskStats, list[MaskStats]]:
-    """Statistics over all heads, and of each head."""
+    """Statistics over all heads, and of each head.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> whole, per_head = wa.mask_stats(wa.BlockMask.from_dense(np.tri(4)))
+        >>> whole.density, whole.row_nnz_min, whole.row_nnz_max, per_head[0].working_set_blocks
+        (0.625, 1, 4, 4)
+    """
     touched, _ = mask.touched_kv_blocks
     per_head = []
     overlap_sum, overlap_pairs = 0.0, 0

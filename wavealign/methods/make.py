@@ -212,6 +212,12 @@ def ordered(
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys of a head, checked, in token order, on the device.
 
+    Args:
+        source: of Q and K, in raster order.
+        head: its place in the source.
+        site: holds the token order.
+        device: where to compute.
+
     Raises:
         InputError: NaN or inf.
     """

@@ -62,6 +62,9 @@ class XAttention(Params):
         causal: only blocks up to the diagonal, which is kept together with block 0.
         loose_first_chunk: upstream's accident, causal only: in the first `pad_to` tokens a row
             keeps one block more than its share asks for.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     threshold: float = 0.9
@@ -109,6 +112,9 @@ class SpargeAttn(Params):
         sink: keep K/V block 0 (upstream: no).
         score_dtype: "input" upstream: pooled scores have the dtype of Q; or "float32".
         causal: only blocks up to the diagonal.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     select: str = "top-k"
@@ -152,6 +158,9 @@ class FlexPrefill(Params):
         representative: "last" upstream: the last `block` queries; "strided": as many, evenly
             spread; "auto": last where causal, strided where not.
         causal: upstream has no other form; without it slashes have a sign.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     gamma: float = 0.9
@@ -194,6 +203,9 @@ class MInference(Params):
         padded_mean: upstream's accident: the mean of a ragged last block counts its padding.
         block: tokens per query and K/V block (upstream: 64).
         causal: upstream has no other form; without it slashes have a sign.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     pattern: str = "vertical-slash"
@@ -259,6 +271,9 @@ class Random(Params):
         spread: standard deviation of a row's NNZ / its mean.
         block_q: tokens per query block.
         block_kv: tokens per K/V block.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     density: float = 0.35
@@ -283,6 +298,9 @@ class Window(Params):
             (upstream: searched per head, 3x3x3 among others).
         dense_text: rows and columns of text tokens are dense.
         block: tokens per query and K/V block; a block is kept where any of its tokens is.
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     tile: tuple[int, int, int] = (6, 8, 8)
@@ -308,6 +326,9 @@ class Radial(Params):
         dense_tail: upstream's accident: a ragged last block of video is dense, row and column.
         dense_text: rows and columns of text tokens are dense (upstream: yes).
         block: tokens per query and K/V block, and the narrowest window (upstream: 128).
+
+    Raises:
+        InputError: a value out of its range.
     """
 
     decay: float = 0.2

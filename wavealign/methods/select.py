@@ -123,7 +123,12 @@ def _by_parts(function: Callable[..., Tensor], scores: Tensor, *others: Tensor) 
 
 
 def lower_triangle(like: Tensor, block_q: int, block_kv: int) -> Tensor:
-    """Blocks that hold a key at or before one of the row's queries, bool, shaped as `like`."""
+    """Blocks that hold a key at or before one of the row's queries, bool, shaped as `like`.
+
+    Args:
+        like: ``(M, N)``, for its shape and device.
+        block_q, block_kv: tokens of a block.
+    """
     rows, columns = like.shape
     last_query = torch.arange(1, rows + 1, device=like.device) * block_q - 1
     first_key = torch.arange(columns, device=like.device) * block_kv

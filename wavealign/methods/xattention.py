@@ -106,6 +106,10 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
 
     They take bf16 and fp16 on a GPU with contiguous elements, without causality, where a block is
     1 to 128 cells, a power of two.
+
+    Args:
+        q, k: ``[..., tokens, D]``, on any device.
+        params: of the method.
     """
     if not (q.is_cuda and k.is_cuda and q.dtype == k.dtype and not params.causal):
         return False
@@ -159,7 +163,12 @@ def _multiple(tokens: int, params: XAttention) -> int:
 
 
 def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """Share of the antidiagonal softmax in every block, float32 ``(M', N')``, padding included."""
+    """Share of the antidiagonal softmax in every block, float32 ``(M', N')``, padding included.
+
+    Args:
+        q, k: ``(tokens, D)`` of one head.
+        params: of the method.
+    """
     if not fused(q, k, params):
         return _torch_scores(q, k, params)
     launch, shape = _launch(q[None, None], k[None, None], params)

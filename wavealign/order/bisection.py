@@ -29,6 +29,10 @@ def pd_bisect(head: HeadMask, context: OrderContext, rank: int) -> Int32Array:
     Principal direction divisive partitioning (Boley 1998,
     https://doi.org/10.1023/A:1009740529316) on the coordinates of `svd`, cut where whole waves
     end rather than at the mean.
+
+    Args:
+        head, context: of the rows.
+        rank: coordinates of a row.
     """
     points = singular_coordinates(head, rank, context).astype(np.float64)
     return _bisect(points, head, context.wave)
@@ -40,6 +44,10 @@ def profile_bisect(head: HeadMask, context: OrderContext, bins: int) -> Int32Arr
     The profile of a row says how many of its blocks lie in the first 1, 2, ... of `bins` equal
     parts of the K/V axis: where the row is in an ascending pass, against the blocks it has read.
     Its last entry is NNZ.
+
+    Args:
+        head, context: of the rows.
+        bins: entries of a profile.
     """
     return _bisect(cumulative_profile(head, bins), head, context.wave)
 
@@ -51,6 +59,11 @@ def kmeans(head: HeadMask, context: OrderContext, rank: int, rounds: int) -> Int
     https://doi.org/10.1007/978-3-662-44415-3_4), pairs of row and centre taken from the nearest
     on instead of an optimal assignment. It starts from `pd_bisect`'s waves, so nothing is random,
     and ends after `rounds` rounds or when no row moves.
+
+    Args:
+        head, context: of the rows.
+        rank: coordinates of a row.
+        rounds: at most.
     """
     from scipy.spatial.distance import cdist
 
@@ -79,6 +92,10 @@ def graph_bisect(head: HeadMask, context: OrderContext, rounds: int) -> Int32Arr
     gaps between its rows take in each K/V block's list of rows, Σ d·log₂(n/(d+1)) over blocks
     kept by d of its n rows. Each round pairs the rows that gain most by moving and swaps while a
     pair gains. It starts from NNZ descending and recurses down to waves.
+
+    Args:
+        head, context: of the rows.
+        rounds: at each cut, at most.
     """
     from wavealign.order._bisection_kernels import bisect_rows
 

@@ -28,6 +28,11 @@ def rcm(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> In
 
     Cuthill & McKee 1969 (https://doi.org/10.1145/800195.805928), by scipy: breadth first, so that
     neighbours are few slots apart.
+
+    Args:
+        head, context: of the rows.
+        neighbours: nearest rows that a row is joined to.
+        rank: coordinates of a row.
     """
     graph = neighbour_graph(head, neighbours, rank, context)
     order = np.asarray(reverse_cuthill_mckee(graph, symmetric_mode=True), dtype=np.int32)
@@ -39,6 +44,11 @@ def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> 
 
     Multilevel recursive bisection by METIS (Karypis & Kumar 1998,
     https://doi.org/10.1137/S1064827595287997), parts with the longer rows first.
+
+    Args:
+        head, context: of the rows.
+        neighbours: nearest rows that a row is joined to.
+        rank: coordinates of a row.
 
     Raises:
         MissingCapabilityError: the extra `orders` isn't installed.
@@ -64,7 +74,13 @@ def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> 
 
 
 def neighbour_graph(head: HeadMask, neighbours: int, rank: int, context: OrderContext) -> Any:
-    """Rows joined to their nearest neighbours, either way: a symmetric csr matrix ``(M, M)``."""
+    """Rows joined to their nearest neighbours, either way: a symmetric csr matrix ``(M, M)``.
+
+    Args:
+        head, context: of the rows.
+        neighbours: of each row.
+        rank: coordinates of a row, in which nearest is meant.
+    """
     points = singular_coordinates(head, rank, context)
     count = min(neighbours + 1, head.M)
     _, nearest = cKDTree(points).query(points, k=[*range(1, count + 1)])

@@ -125,6 +125,11 @@ def bind(
 ) -> dict[str, Value]:
     """The arguments that differ from the defaults, as values.
 
+    Args:
+        arguments: name → text, as written in the policy.
+        parameters: that the owner has.
+        owner, policy: names, for messages.
+
     Raises:
         InputError: a parameter that `owner` doesn't have, or a value that it can't take.
     """

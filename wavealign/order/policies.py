@@ -205,6 +205,16 @@ def build_schedule(
     Raises:
         InputError: an unknown policy, or `wave` < 1.
         MissingCapabilityError: a row order that needs an extra which isn't installed.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> mask = wa.BlockMask.from_dense(np.tri(4))
+        >>> schedule = wa.build_schedule(mask, "nnz/sawtooth", wave=2)
+        >>> schedule.row_order.tolist()  # slot in launch order → query block
+        [[3, 2, 1, 0]]
+        >>> schedule.head_lists(0).indices.tolist()  # rows 0 and 1 run in the odd wave: backwards
+        [0, 1, 0, 0, 1, 2, 0, 1, 2, 3]
     """
     need_block_mask(mask)
     recipe = policy if isinstance(policy, Policy) else parse_policy(policy)

@@ -39,6 +39,10 @@ def nnz_dealt(head: HeadMask, context: OrderContext, span: float) -> Int32Array:
     each of its waves spans about as much, longest row first. So an SM that has fallen behind takes
     a shorter row, and rows of equal length stay in step although SMs differ in speed
     (docs/policies.md).
+
+    Args:
+        head, context: of the rows.
+        span: share of a group's longest row that its rows may differ by.
     """
     order = nnz(head, context)
     length = head.row_nnz[order]
@@ -85,6 +89,11 @@ def nnz_inside_waves(order: Int32Array, head: HeadMask, wave: int) -> Int32Array
     """Cut `order` into waves of `wave` slots and sort each by NNZ, descending.
 
     Stage 2 of the WaveAlign paper (section IV-D). Equal rows keep their place in `order`.
+
+    Args:
+        order: slot → row.
+        head: of the rows.
+        wave: slots of a wave.
     """
     length = head.row_nnz[order]
     wave_of_slot = np.arange(head.M) // wave

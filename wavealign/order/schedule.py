@@ -29,6 +29,16 @@ class Schedule:
         indices: int32 ``(nnz,)``, each row's K/V blocks in the order they are visited.
         shape: ``(H, M, N)``.
         policy: the recipe that made it.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> mask = wa.BlockMask.from_dense(np.tri(4))
+        >>> longest_first = np.array([[3, 2, 1, 0]], np.int32)
+        >>> mine = wa.Schedule(longest_first, mask.indptr, mask.indices, mask.shape, "mine")
+        >>> mine.check(mask)
+        >>> wa.simulate(mask, mine).policy
+        'mine'
     """
 
     row_order: Int32Array

@@ -60,7 +60,13 @@ def nnz_bucket_svd(
     rank: int,
     sign: str,
 ) -> Int32Array:
-    """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each."""
+    """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each.
+
+    Args:
+        head, context: of the rows.
+        bucket: waves of a bucket.
+        rank, sign: see `svd`.
+    """
     by_nnz = row_orders.nnz(head, context)
     size = bucket * context.wave
     parts = []
@@ -97,6 +103,10 @@ def singular_coordinates(head: HeadMask, rank: int, context: OrderContext) -> Fl
 
     float32 ``(M, rank)``, largest first: the best rank-`rank` Euclidean embedding of the rows
     (Eckart-Young). Columns beyond the mask's rank are 0. Signs are arbitrary.
+
+    Args:
+        head, context: of the rows.
+        rank: vectors.
     """
     group = _groups(head, max(_SMALL, rank))
     if group is not None:
@@ -231,13 +241,25 @@ def turned_to_long(coordinate: Floats, head: HeadMask) -> Floats:
 
 
 def descending(coordinate: Floats, head: HeadMask, short_first: bool = False) -> Int32Array:
-    """Rows from the end of the coordinate where the long rows are; ties keep natural order."""
+    """Rows from the end of the coordinate where the long rows are; ties keep natural order.
+
+    Args:
+        coordinate: float ``(M,)``.
+        head: of the rows.
+        short_first: the other way round.
+    """
     turned = turned_to_long(coordinate, head)
     return np.argsort(turned if short_first else -turned, kind="stable").astype(np.int32)
 
 
 def long_rows_first(order: Int32Array, head: HeadMask, short_first: bool = False) -> Int32Array:
-    """The order, or its reverse where that has the long rows earlier."""
+    """The order, or its reverse where that has the long rows earlier.
+
+    Args:
+        order: slot → row.
+        head: of the rows.
+        short_first: the other way round.
+    """
     nnz = head.row_nnz[order]
     lean = float((nnz - nnz.mean()) @ np.arange(len(order)))  # > 0: long rows late
     return order[::-1] if (lean < 0 if short_first else lean > 0) else order

@@ -64,7 +64,14 @@ def turn_lists(
     visits: VisitOrder,
     context: OrderContext,
 ) -> None:
-    """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so."""
+    """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so.
+
+    Args:
+        lists: int32 ``(nnz,)``, changed in place.
+        head: of the rows.
+        row_order: slot → row, int32 ``(M,)``.
+        visits, context: of the policy.
+    """
     from wavealign.order._kernels import reverse_rows
 
     if visits.sawtooth:
@@ -85,6 +92,14 @@ def phase_lists(
 
     The launch is played once, heads in order without a barrier, at a constant cost per block:
     the same plan that a kernel could make before it runs.
+
+    Args:
+        mask: of one launch.
+        row_order: int32 ``(H, M)``, slot → row.
+        lists: int32 ``(nnz,)``, changed in place.
+        visits: the visit order.
+        wave, seed: the policy's.
+        first_head: place of the mask's first head among those that the seed counts.
     """
     from wavealign.order._kernels import phase_rows
 

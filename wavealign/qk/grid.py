@@ -17,6 +17,9 @@ class TokenGrid:
         frames: latent frames.
         height: tokens from top to bottom.
         width: tokens from left to right.
+
+    Raises:
+        InputError: no token in some direction.
     """
 
     frames: int

@@ -222,6 +222,11 @@ def synthetic_qk(
 
     Each head attends near each query, to a reach of its own, and to a few themes that tokens
     far apart share. Float32, raster order.
+
+    Args:
+        grid: of the tokens.
+        heads, head_dim: H and D.
+        seed: of the features.
     """
     rng = np.random.default_rng(seed)
     places = np.stack(np.unravel_index(np.arange(grid.tokens), grid.shape), -1)

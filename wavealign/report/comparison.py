@@ -214,7 +214,13 @@ def noise_line(comparison: Comparison, summary: Summary) -> str:
 
 
 def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list[dict[str, Any]]:
-    """Flat records of `wavealign.compare/1`: the whole, groups, pairs."""
+    """Flat records of `wavealign.compare/1`: the whole, groups, pairs.
+
+    Args:
+        comparison: of the pairs.
+        by: fields that groups are made by.
+        verdict: on the whole.
+    """
     metric = comparison.metric
 
     def summary_fields(summary: Summary) -> dict[str, Any]:

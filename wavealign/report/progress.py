@@ -9,7 +9,13 @@ _EVERY_SECONDS = 5.0
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line every few seconds, so that logs stay short."""
+    """A bar on a terminal; elsewhere a line every few seconds, so that logs stay short.
+
+    Args:
+        total: pieces.
+        what: what is being done, e.g. ``"simulating"``.
+        quiet: say nothing.
+    """
 
     def __init__(self, total: int, what: str, quiet: bool = False) -> None:
         self._total, self._what, self._quiet = total, what, quiet

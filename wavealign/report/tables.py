@@ -53,7 +53,14 @@ def print_table(table: Table) -> None:
 
 
 def launch_lines(mask: BlockMask, name: str, heads: str, setup: Setup) -> list[str]:
-    """What is simulated, in a few lines: mask, device, L2."""
+    """What is simulated, in a few lines: mask, device, L2.
+
+    Args:
+        mask: of the launch.
+        name: of its file.
+        heads: which of them, e.g. ``"0,3-7"``.
+        setup: of the simulation.
+    """
     block_bytes = setup.kv_bytes(mask.block_kv)
     device, kernel = setup.device, setup.kernel
     return [

@@ -133,6 +133,15 @@ class Result:
         launch: what ran.
         outcome: what it came to.
         environment: what ran it.
+
+    Example:
+        >>> import numpy as np
+        >>> import wavealign as wa
+        >>> result = wa.simulate(wa.BlockMask.from_dense(np.tri(64)), "nnz", device="h200")
+        >>> result.policy, result.launch.wave, result.outcome.compulsory_bytes
+        ('nnz', 132, 4194304)
+        >>> wa.RunResult.from_json(result.to_json()) == result
+        True
     """
 
     launch: Launch

@@ -76,7 +76,11 @@ class AdaSpa(SearchesAtSteps):
             )
 
     def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
-        """See `Rule.search`: full attention, and weights by the log-sum-exp of the memory."""
+        """See `Rule.search`: full attention, and weights by the log-sum-exp of the memory.
+
+        Args:
+            call, memory, attend: see `Rule.search`.
+        """
         del attend
         found = attend_with_importance(
             call.q, call.k, call.v, block=call.block, reference_lse=memory.lse

@@ -83,7 +83,11 @@ class Gsrs(SearchesAtSteps):
             )
 
     def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
-        """See `Rule.search`: attention over the candidates, and their weights."""
+        """See `Rule.search`: attention over the candidates, and their weights.
+
+        Args:
+            call, memory, attend: see `Rule.search`.
+        """
         del attend
         among = memory.candidates
         found = attend_with_importance(

@@ -70,6 +70,12 @@ def check_signature(
 ) -> None:
     """Raise unless a call is like the ones before it.
 
+    Args:
+        where: of the call, for the message.
+        step: of the call.
+        site: what is known of the place.
+        signature: of the call.
+
     Raises:
         InputError: another shape, dtype, device or number of text tokens.
     """

@@ -77,7 +77,11 @@ class LiteAttention:
         return 1 if step < self.steps - 1 else 0
 
     def search(self, call: StepCall, memory: Memory, attend: Callable[[], Tensor]) -> Found:
-        """See `Rule.search`: attention over the tiles that are left, and fewer for the next."""
+        """See `Rule.search`: attention over the tiles that are left, and fewer for the next.
+
+        Args:
+            call, memory, attend: see `Rule.search`.
+        """
         out = attend()
         keep, finite = mark_tiles(call.q, call.k, memory.candidates, call.block, self.threshold)
         if self.dense_text:

@@ -29,7 +29,12 @@ class GsrsSession(Session):
         dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`."""
+        """A session before its first step; `options` are those of `Session`.
+
+        Args:
+            search_steps, p, steps, reduced, dense_text: see `Gsrs`.
+            block, options: see `Session`.
+        """
         rule = Gsrs(search_steps, p, steps, reduced=reduced, dense_text=dense_text)
         super().__init__(rule, block=block, **options)
 
@@ -47,7 +52,12 @@ class TopKSession(Session):
         dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`."""
+        """A session before its first step; `options` are those of `Session`.
+
+        Args:
+            search_steps, keep, steps, dense_text: see `Gsrs`.
+            block, options: see `Session`.
+        """
         rule = Gsrs(search_steps, (), steps, "top-k", keep, False, dense_text, "topk")
         super().__init__(rule, block=block, **options)
 
@@ -70,7 +80,13 @@ class AdaSpaSession(Session):
         dense_text: bool = AdaSpa.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`."""
+        """A session before its first step; `options` are those of `Session`.
+
+        Args:
+            search_steps, sparsity, steps: see `AdaSpa`.
+            head_adaptive, cached_lse, dense_text: see there.
+            block, options: see `Session`.
+        """
         rule = AdaSpa(search_steps, sparsity, steps, head_adaptive, cached_lse, dense_text)
         super().__init__(rule, block=block, **options)
 
@@ -91,7 +107,12 @@ class LiteAttentionSession(Session):
         dense_text: bool = LiteAttention.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`."""
+        """A session before its first step; `options` are those of `Session`.
+
+        Args:
+            threshold, warmup, steps, dense_text: see `LiteAttention`.
+            block, options: see `Session`.
+        """
         rule = LiteAttention(threshold, warmup, steps, dense_text)
         super().__init__(rule, block=block, **options)
 

@@ -40,7 +40,11 @@ class Bounds:
 def bounds(
     mask: BlockMask, schedule: Schedule, setup: Setup, traffic: Traffic, time_ms: float
 ) -> Bounds:
-    """The bounds of one launch that took `time_ms`."""
+    """The bounds of one launch that took `time_ms`.
+
+    Args:
+        mask, schedule, setup, traffic, time_ms: of the launch.
+    """
     touched, touches_last = mask.touched_kv_blocks
     compulsory = block_bytes(mask, setup, int(touched.sum()), int(touches_last.sum()))
     flops = setup.flops(mask, mask.nnz)

@@ -53,6 +53,11 @@ class Campaign:
 
         Rows don't depend on `workers`. When interrupted, what had finished is handed over
         before the exception goes on.
+
+        Args:
+            tasks: in order.
+            workers: threads.
+            on_result: called with each row.
         """
         pool = ThreadPoolExecutor(workers)
         # Few tasks: let each order its heads in parallel instead.

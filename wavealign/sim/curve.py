@@ -128,6 +128,10 @@ def curve_sizes(mask: BlockMask, setup: Setup, count: int = 24) -> list[int]:
 
     From 1 MiB, or one K/V block where that is larger or a head's K/V isn't, to a quarter
     beyond the K/V of one head. `setup.l2_capacity_bytes` is always among them.
+
+    Args:
+        mask, setup: of the launch.
+        count: sizes, before equal ones are dropped.
     """
     block_bytes = setup.kv_bytes(mask.block_kv)
     low = -(-(1 << 20) // block_bytes)

@@ -55,6 +55,10 @@ class KernelProfile:
 
         A tile that the profile lists is taken as it is; another is scaled from the listed one
         with the nearest number of query rows (then of keys), in proportion to its work.
+
+        Args:
+            block_q, block_kv: tokens of the tile.
+            head_dim: elements per head.
         """
         nearest = min(
             self.block_cycles,
@@ -155,6 +159,12 @@ def load_device(name: str) -> DeviceProfile:
 
     Raises:
         InputError: an unknown name, or a file that isn't a complete profile.
+
+    Example:
+        >>> import wavealign as wa
+        >>> device = wa.load_device("h200")
+        >>> device.sms, device.l2_bytes, list(device.kernels)
+        (132, 62914560, ['fa4', 'triton', 'flex'])
     """
     return read_profile("wavealign.sim", "device", name, _parse)
 

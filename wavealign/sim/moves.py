@@ -12,7 +12,13 @@ from wavealign.order.schedule import inverse
 
 
 class Moves:
-    """Changes of one head's row order; each proposal is a new permutation."""
+    """Changes of one head's row order; each proposal is a new permutation.
+
+    Args:
+        row_nnz: int64 ``(M,)``, K/V blocks per row.
+        wave: rows in flight.
+        lenders: other orders, whose neighbourhoods are borrowed.
+    """
 
     def __init__(
         self,

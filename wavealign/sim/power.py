@@ -66,13 +66,23 @@ class PowerProfile:
     def terms(
         self, cycles: Number, flops: Number, hbm_bytes: Number, l2_bytes: Number
     ) -> tuple[Number, Number]:
-        """What f^(1+x) and f are multiplied by in P(f), f in GHz and P in W (pJ x GHz = mW)."""
+        """What f^(1+x) and f are multiplied by in P(f), f in GHz and P in W (pJ x GHz = mW).
+
+        Args:
+            cycles: of a launch.
+            flops, hbm_bytes, l2_bytes: its work.
+        """
         flop_pj = self.flop_pj * math.pow(self.reference_ghz, -self.flop_clock_exponent)
         moved_pj = hbm_bytes * self.hbm_pj_per_byte + l2_bytes * self.l2_pj_per_byte
         return flops * flop_pj / cycles * 1e-3, moved_pj / cycles * 1e-3
 
     def drawn_w(self, clock_ghz: Number, steep: Number, even: Number) -> Number:
-        """P(f), with the factors of `terms`."""
+        """P(f), with the factors of `terms`.
+
+        Args:
+            clock_ghz: f.
+            steep, even: the factors.
+        """
         risen: Number = clock_ghz ** (1.0 + self.flop_clock_exponent)
         return self.static_w + steep * risen + even * clock_ghz
 
@@ -122,6 +132,12 @@ def clock_and_energy(
     """Solve the clock of a launch.
 
     Without a power profile the clock is the maximum and the energy unknown.
+
+    Args:
+        power: the budget; None where it isn't known.
+        clock_max_ghz: highest SM clock.
+        work: of the launch.
+        regime: ``"single"`` or ``"steady"``.
     """
     if work.cycles <= 0:
         return Timing(0.0, clock_max_ghz, 0.0 if power else None, False)
@@ -151,7 +167,14 @@ def clocks_and_energies(
     l2_bytes: FloatArray,
     regime: Regime,
 ) -> Timings:
-    """Solve the clocks of several launches, arrays of one shape; cycles above 0."""
+    """Solve the clocks of several launches, arrays of one shape; cycles above 0.
+
+    Args:
+        power: the budget; None where it isn't known.
+        clock_max_ghz: highest SM clock.
+        cycles, flops, hbm_bytes, l2_bytes: of each launch.
+        regime: ``"single"`` or ``"steady"``.
+    """
     clock_ghz = np.full(cycles.shape, clock_max_ghz)
     time_ms = cycles / clock_max_ghz * 1e-6
     bound = np.zeros(cycles.shape, dtype=np.bool_)

@@ -62,12 +62,21 @@ class Traffic:
 
 
 def launch_traffic(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
-    """Play a launch in the setup's model."""
+    """Play a launch in the setup's model.
+
+    Args:
+        mask, schedule, setup: of the launch.
+    """
     return _full(mask, schedule, setup) if setup.model == "full" else _fast(mask, schedule, setup)
 
 
 def block_bytes(mask: BlockMask, setup: Setup, blocks: int, last_blocks: int) -> int:
-    """Bytes of `blocks` K/V blocks of which `last_blocks` are the (ragged) last one."""
+    """Bytes of `blocks` K/V blocks of which `last_blocks` are the (ragged) last one.
+
+    Args:
+        mask, setup: of the launch.
+        blocks, last_blocks: how many.
+    """
     full = setup.kv_bytes(mask.block_kv)
     return (blocks - last_blocks) * full + last_blocks * setup.kv_bytes(mask.last_kv_tokens)
 

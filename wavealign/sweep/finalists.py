@@ -67,7 +67,14 @@ def finalists(
 
 
 def measured_spec(spec: Launch, card: Card, wave: int, seed: int) -> Launch:
-    """What a finalist's spec becomes on the card: its wave, its L2, no model, one seed for all."""
+    """What a finalist's spec becomes on the card: its wave, its L2, no model, one seed for all.
+
+    Args:
+        spec: of the simulated trial.
+        card: the GPU.
+        wave: the card's own.
+        seed: of every random choice.
+    """
     return dataclasses.replace(
         spec,
         source="measured",

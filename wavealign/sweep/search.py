@@ -201,6 +201,15 @@ def make_search(
 ) -> Search:
     """The strategy by its name.
 
+    Args:
+        space, baselines: what is swept, and the conditions.
+        kind: ``"grid"``, ``"random"`` or ``"tpe"``.
+        trials: draws; None for a grid.
+        seed: of the draws.
+        objective: what `tpe` minimises.
+        log: keeps what was drawn.
+        note: told what is left out.
+
     Raises:
         InputError: trials asked of a grid, or not of another search.
     """

@@ -115,6 +115,11 @@ class Space:
 def fill(template: str, values: Mapping[str, Value], wave: int, seed: int) -> str:
     """The policy that a template becomes, as `parse_policy` writes it.
 
+    Args:
+        template: a policy with names in braces.
+        values: of the parameters.
+        wave, seed: the trial's own.
+
     Raises:
         InputError: it isn't a policy.
     """

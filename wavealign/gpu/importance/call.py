@@ -113,6 +113,10 @@ def check_call(
 ) -> Call:
     """A call from what `attend_with_importance` was given.
 
+    Args:
+        q, k, v, block, candidates, schedule, reference_lse: see `attend_with_importance`.
+        diagnostics, diagnose_every, positions: see there.
+
     Raises:
         InputError: what doesn't fit together.
     """

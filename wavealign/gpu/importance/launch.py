@@ -243,7 +243,13 @@ class Search:
 
 
 def attend_on_gpu(call: Call, scratch_bytes: int, hopper: bool) -> Importance:
-    """See `attend_with_importance`. Nothing waits for the device."""
+    """See `attend_with_importance`. Nothing waits for the device.
+
+    Args:
+        call: what to compute.
+        scratch_bytes: see `attend_with_importance`.
+        hopper: whether phase 1 runs the Hopper kernel, in place of Triton's.
+    """
     return Search(call, scratch_bytes, hopper=hopper).run()
 
 

@@ -103,7 +103,13 @@ class Line:
 
 
 def span(values: Sequence[float], pad: float = 0.06, log: bool = False) -> tuple[float, float]:
-    """Ends of an axis that holds the values, with some room."""
+    """Ends of an axis that holds the values, with some room.
+
+    Args:
+        values: at least one.
+        pad: room at each end / the distance of the ends.
+        log: of a logarithmic axis.
+    """
     low, high = min(values), max(values)
     if log:
         room = max((high / low) ** pad, 1.15)

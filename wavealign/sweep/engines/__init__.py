@@ -67,7 +67,13 @@ class Engine(Protocol):
 
 
 def run_job(job: Job, mask: BlockMask, device: DeviceProfile | None) -> list[TrialRecord]:
-    """What a worker does with a job."""
+    """What a worker does with a job.
+
+    Args:
+        job: its specs share a mask and a device.
+        mask: of the chosen heads.
+        device: profile; None where the job has a function of its own.
+    """
     if job.function is not None:
         return job.function(job.specs, mask)
     assert device is not None
