@@ -215,7 +215,7 @@ def ordered(
     Args:
         source: of Q and K, in raster order.
         head: its place in the source.
-        site: holds the token order.
+        context: holds the token order.
         device: where to compute.
 
     Raises:

@@ -36,7 +36,12 @@ class VisitOrder:
 
 
 def draw_kv_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> Int32Array:
-    """The order in which all rows of a head pass over K/V: place → block, int32 ``(N,)``."""
+    """The order in which all rows of a head pass over K/V: place → block, int32 ``(N,)``.
+
+    Args:
+        head, context: of the rows.
+        visits: of the policy.
+    """
     if visits.shuffled:
         return (
             context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
@@ -47,7 +52,12 @@ def draw_kv_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> 
 def fill_lists(
     lists: Int32Array, head: HeadMask, visits: VisitOrder, context: OrderContext
 ) -> None:
-    """Write one head's lists, int32 ``(nnz,)``, in its K/V order."""
+    """Write one head's lists in its K/V order.
+
+    Args:
+        lists: int32 ``(nnz,)``, written.
+        head, visits, context: see `draw_kv_order`.
+    """
     from wavealign.order._kernels import lists_in_kv_order
 
     if visits.shuffled:

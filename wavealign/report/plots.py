@@ -62,7 +62,12 @@ def plot_policies(
 
 
 def new_figure(width: float, height: float, title: str) -> Any:
-    """An empty picture, in inches, that needs no display."""
+    """An empty picture that needs no display.
+
+    Args:
+        width, height: in inches.
+        title: above it.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -131,7 +131,14 @@ def stats_table(
     block_kv: int,
     recalls: Sequence[float] | None = None,
 ) -> Table:
-    """Mask statistics, one row a head; with the attention mass kept where it is known."""
+    """Mask statistics, one row a head.
+
+    Args:
+        rows: of each head, and of all.
+        setup: whose L2 and element size the working set is told by.
+        block_kv: tokens of a K/V block.
+        recalls: attention mass kept, one a row, where it is known.
+    """
     known = ("recall",) if recalls is not None else ()
     table = table_frame(right=(*_STATS, "empty rows", "overlap", "K/V set", "of L2", *known))
     for index, stats in enumerate(rows):

@@ -12,13 +12,22 @@ from wavealign.runs.trial import TrialRecord
 
 
 def speedup(base: Result | None, run: Result | None, field: str = "time_ms") -> float | None:
-    """How many times as large the baseline's figure is; None where either is missing or 0."""
+    """How many times as large the baseline's figure is; None where either is missing or 0.
+
+    Args:
+        base, run: results of two policies.
+        field: the figure.
+    """
     before, after = getattr(base, field, None), getattr(run, field, None)
     return before / after if before and after else None
 
 
 def change(base: Result | None, run: Result | None, field: str = "time_ms") -> float | None:
-    """How much larger a run's figure is, as a share of the baseline's; None where not known."""
+    """How much larger a run's figure is, as a share of the baseline's; None where not known.
+
+    Args:
+        base, run, field: see `speedup`.
+    """
     before, after = getattr(base, field, None), getattr(run, field, None)
     return after / before - 1 if before and after is not None else None
 

@@ -73,7 +73,7 @@ def check_signature(
     Args:
         where: of the call, for the message.
         step: of the call.
-        site: what is known of the place.
+        state: what is known of the layer.
         signature: of the call.
 
     Raises:

@@ -118,7 +118,13 @@ def _diagnosed(call: Call, query_blocks: tuple[int, int]) -> list[tuple[int, int
 def distances(
     rows: Tensor, columns: Tensor, positions: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Of tokens from tokens, ``(rows, columns)``: |i - j|, or Euclidean in positions."""
+    """Of tokens from tokens, ``(rows, columns)``: |i - j|, or Euclidean in positions.
+
+    Args:
+        rows, columns: token numbers.
+        positions: ``(tokens, axes)``, or None.
+        dtype: of the distances.
+    """
     if positions is None:
         return (rows[:, None] - columns).abs().to(dtype)
     places = positions.to(dtype)

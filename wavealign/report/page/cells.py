@@ -41,7 +41,12 @@ class Cell:
 
 
 def unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
-    """A policy's cell on one launch, from its rows and those of `original`."""
+    """A policy's cell on one launch.
+
+    Args:
+        policy: its name.
+        rows, base: of the policy, and of `original`.
+    """
     planning = [row.planning_ms for row in rows if row.planning_ms is not None]
     reads = mean_speedup(base, rows, "hbm_read_bytes")
     return Cell(

@@ -145,6 +145,12 @@ def curve_sets(
     """Curves for each device and kernel: `original`, the paper's order, the two best ones.
 
     Settings share curves where their launches are of one kind and have the same waves.
+
+    Args:
+        blocks: of the page.
+        masks: those at hand.
+        jobs: threads.
+        quiet: no progress.
     """
     sets: dict[tuple[object, ...], CurveSet] = {}
     work: list[tuple[CurveSet, Block, Column, Unit]] = []
