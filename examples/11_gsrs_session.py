@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from wavealign.sessions import gsrs
+from wavealign.sessions import GsrsSession
 
 torch.manual_seed(0)
 STEPS, GRID, H, D = 8, (4, 8, 16), 2, 32
@@ -24,7 +24,7 @@ phases = places @ torch.randn(3, H * D // 2) * 6.0
 content = torch.cat([phases.cos(), phases.sin()], 1).view(1, -1, H, D)  # [B, tokens, H, D]
 noise, v = torch.randn(2, *content.shape)
 
-session = gsrs.Session(
+session = GsrsSession(
     search_steps=(2, 4, 6), p=(0.95, 0.9, 0.8), block=(32, 32), steps=STEPS, grid=GRID,
     policy="lockstep", profile="h200", backend="reference",
 )  # fmt: skip

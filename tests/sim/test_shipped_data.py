@@ -17,7 +17,10 @@ from wavealign.sim import Setup
 from wavealign.sim.calibrate import replay, replay_errors
 from wavealign.sim.recordings import load_recordings
 
-RECORDED = ("h200/runs.jsonl", "xattention_363600.runs.jsonl", "spargeattn_363600.runs.jsonl")
+RECORDED = (
+    "h200/runs-first.jsonl", "h200/runs.jsonl", "xattention_363600.runs.jsonl",
+    "spargeattn_363600.runs.jsonl",
+)  # fmt: skip
 VALIDATED = [DATA / "validated.runs.jsonl", DATA / "h200/validated.runs.jsonl"]
 
 # Densities and NNZ spreads of the single heads, as data/README.md lists them.
