@@ -9,8 +9,9 @@ from common import DATA
 from production_bench import Bench
 
 import wavealign
-from wavealign.attention.backends import choose_backend, rows_in_flight
-from wavealign.attention.inputs import Sequences, geometry
+from wavealign.attention.inputs import Sequences
+from wavealign.attention.plans import prepare
+from wavealign.attention.terms import Terms
 from wavealign.masks import load_mask
 
 
@@ -122,9 +123,10 @@ def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, An
     q, k, v = (
         torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype) for _ in range(3)
     )
-    sizes = geometry(kept, 1, (128, 128), (tokens, tokens))
-    choice = choose_backend(bench.backend, sizes, Sequences.check(q, k, v, "bshd"), bench.device)
-    found: dict[str, Any] = {"backend": choice.name, "wave": rows_in_flight(choice, sizes)}
+    asked = Terms("original", bench.profile, bench.backend)
+    sequences = Sequences.check(q, k, v, "bshd")
+    prepared = prepare(asked, kept.shape, 1, (128, 128), q.device, sequences=sequences)
+    found: dict[str, Any] = {"backend": prepared.choice.name, "wave": prepared.wave}
     terms = {"backend": bench.backend, "layout": "bshd"}
     for policy in ("original", "auto"):
         site = wavealign.Attention(bench.profile, policy=policy, **terms)
