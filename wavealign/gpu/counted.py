@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from wavealign.errors import MissingCapabilityError
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.capabilities import Problem
 from wavealign.gpu.counters import Counters, check_control
+from wavealign.gpu.inputs import Inputs
+from wavealign.gpu.launch import Launch
 from wavealign.gpu.ncu import collect
+from wavealign.gpu.registry import find_backend
+from wavealign.gpu.rig import CudaRig, Rig
 from wavealign.masks.files import load_mask, save_mask
 from wavealign.order.schedule import Schedule
 
@@ -31,6 +35,7 @@ def count_launches(
     work: Sequence[tuple[Problem, Sequence[Schedule]]],
     seed: int,
     cache_control: str,
+    device: str = "cuda",
 ) -> list[list[Counters]]:
     """Counters of every schedule of every problem, all from one child process.
 
@@ -39,6 +44,7 @@ def count_launches(
         work: problems, each with its schedules.
         seed: of Q, K and V.
         cache_control: see `collect`.
+        device: ``"cuda"``, or ``"cpu"`` for a backend that runs there.
 
     Raises:
         MissingCapabilityError: no profiler, no permission, or a control kernel whose known
@@ -50,7 +56,12 @@ def count_launches(
         folder = Path(name)
         for i, (problem, schedules) in enumerate(work):
             _write(folder / f"launch{i}", problem, schedules)
-        job = {"backend": backend.name, "seed": seed, "problems": len(work)}
+        job = {
+            "backend": backend.name,
+            "device": device,
+            "seed": seed,
+            "problems": len(work),
+        }
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         control, *counted = collect(
             [sys.executable, "-m", "wavealign.gpu.counted", name],
@@ -85,50 +96,25 @@ def _write(folder: Path, problem: Problem, schedules: Sequence[Schedule]) -> Non
 
 
 def run_job(folder: Path) -> None:
-    """Run the job of this folder on the current GPU."""
-    from wavealign.gpu.registry import find_backend
-
+    """Run the job of this folder on the current GPU, or where the job says."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    rig = CudaRig() if job["device"] == "cuda" else Rig()
     backend = find_backend(job["backend"])
-    _run_control()
+    read = rig.reader(CONTROL_BYTES)  # what the counters must say of this is known
+    read()  # compiled before anything is counted
+    rig.count(read)
     for i in range(job["problems"]):
-        _run_launches(folder / f"launch{i}", backend, job["seed"])
+        _run_launches(folder / f"launch{i}", backend, job["seed"], rig)
 
 
-def _run_control() -> None:
-    """Read a GiB once: what the counters must say of this is known."""
-    import torch
-
-    from wavealign.gpu._triton_kernels import STREAM_CHUNK, stream_read
-
-    source = torch.ones(CONTROL_BYTES // 4, device="cuda")
-    sums = torch.empty(source.numel() // STREAM_CHUNK, device="cuda")
-    stream_read(source, sums)  # compiled before anything is counted
-    _counted(lambda: stream_read(source, sums))
-
-
-def _run_launches(folder: Path, backend: Backend, seed: int) -> None:
-    from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.launch import Launch
-
+def _run_launches(folder: Path, backend: Backend, seed: int, rig: Rig) -> None:
     launch_job = json.loads((folder / "launch.json").read_text(encoding="utf-8"))
     problem = Problem(load_mask(folder / "mask.npz").mask, **launch_job["shapes"])
-    inputs = Inputs.random(problem, "cuda", seed)
+    inputs = Inputs.random(problem, rig.device, seed)
     for i in range(launch_job["schedules"]):
         launch = Launch(backend, problem, Schedule.load(folder / f"schedule{i}.npz"), inputs)
         launch.run()
-        _counted(launch.run)
-
-
-def _counted(run: Callable[[], None]) -> None:
-    import torch
-
-    profiler = torch.cuda.cudart()
-    torch.cuda.synchronize()
-    profiler.cudaProfilerStart()
-    run()
-    torch.cuda.synchronize()
-    profiler.cudaProfilerStop()
+        rig.count(launch.run)
 
 
 if __name__ == "__main__":
