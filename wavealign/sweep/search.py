@@ -16,15 +16,12 @@ import numpy as np
 
 from wavealign._extras import require
 from wavealign.errors import InputError
-from wavealign.runs.launch import Launch
+from wavealign.runs.launch import OBJECTIVES, Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.conditions import OBJECTIVES
 from wavealign.sweep.space import Range, Space, Value, fill
 
 if TYPE_CHECKING:
     import optuna.trial
-
-SEARCHES = ("grid", "random", "tpe")
 
 
 class Search(Protocol):
