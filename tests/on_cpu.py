@@ -19,27 +19,22 @@ TICK_S = 0.125
 
 
 class TickingRig(Rig):
-    """The CPU by a clock that goes on by a tick whenever it is read; keeps a log of what was done.
+    """The CPU by a clock that goes on by a tick whenever it is read: a launch takes 125 ms.
 
-    So an event is a tick after the one before it, and a launch between two takes 125 ms.
+    Attributes:
+        turns: of the launches that were timed apart from each other.
     """
 
     def __init__(self):
         super().__init__()
-        self.now, self.log = 0.0, []
+        self.now, self.turns = 0.0, []
 
     def seconds(self):
         self.now += TICK_S
         return self.now
 
-    def spin(self, cycles):
-        self.log.append(("spin", cycles))
-
-    def flusher(self):
-        return lambda byte: self.log.append(("flush", byte))
-
-    def synchronize(self):
-        self.log.append("synchronize")
+    def pauser(self):
+        return self.turns.append
 
 
 class Readings:

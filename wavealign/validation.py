@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -84,32 +84,6 @@ class Case:
         return problem_of(self.launches[0], self.mask)
 
 
-@dataclass(frozen=True)
-class Validated:
-    """A launch that ran.
-
-    Attributes:
-        case: whose launch it is.
-        measured: its result.
-        predicted: the same launch, simulated; None where nothing can be predicted.
-    """
-
-    case: Case
-    measured: Result
-    predicted: Result | None
-
-
-class Stage(Protocol):
-    """Progress of one stage of the work."""
-
-    def advance(self, detail: str) -> None:
-        """One more step is done."""
-
-
-Stages = Callable[[int, str], AbstractContextManager[Stage]]
-"""Begins a stage of so many steps that has this title."""
-
-
 def validate(
     masks: Sequence[tuple[LoadedMask, Sequence[int]]],
     backends: Sequence[Backend],
@@ -117,9 +91,9 @@ def validate(
     rig: Rig,
     telemetry: Telemetry,
     options: Options,
-    stages: Stages,
+    stages: Callable[[int, str], AbstractContextManager[Any]],
     note: Callable[[str], None] = lambda _: None,
-) -> Iterator[Validated]:
+) -> Iterator[tuple[Case, Result, Result | None]]:
     """Measure every policy over every mask on every backend, each beside its prediction.
 
     Everything is planned, and may be refused, before this returns; iterating runs it.
@@ -130,8 +104,12 @@ def validate(
         terms: what is launched.
         rig, telemetry: of the device that runs it.
         options: what is measured.
-        stages: told of each case.
+        stages: begins a case of so many steps that has this title; ``advance`` ends a step.
         note: told what is counted.
+
+    Returns:
+        Each launch as it is known: its case, what was measured, and the same launch simulated;
+        None where nothing can be predicted.
 
     Raises:
         InputError: a backend that can't compute a mask, a policy or schedule named twice, a
@@ -145,7 +123,35 @@ def validate(
         (b, [c for loaded, ids in masks for c in _cases(b, loaded, ids, terms, rig, device)])
         for b in backends
     ]
-    return _run(plans, terms, rig, telemetry, options, profile, stages, note)
+
+    def run() -> Iterator[tuple[Case, Result, Result | None]]:
+        for backend, cases in plans:
+            counted: list[list[Counters]] | list[None] = [None] * len(cases)
+            if terms.counters:
+                note(f"{backend.name}: reading counters, {len(cases)} launches")
+                work = [(case.problem, list(case.schedules.values())) for case in cases]
+                counted = count_launches(
+                    backend, work, terms.seed, options.cache_control, rig.device.type
+                )
+            for case, counters in zip(cases, counted, strict=True):
+                steps = len(case.launches) + options.dense
+                steps += options.check * (1 + len(case.schedules))
+                with stages(steps, f"{backend.name}, {case.launches[0].mask}") as stage:
+                    for row in measure(
+                        case.launches,
+                        case.mask,
+                        rig,
+                        telemetry,
+                        options,
+                        backend=backend,
+                        schedules=case.schedules,
+                        counters=dict(zip(case.schedules, counters or (), strict=False)),
+                        progress=stage.advance,
+                    ):
+                        predicted = _predict(case, row, profile) if terms.predict else None
+                        yield case, row, predicted
+
+    return run()
 
 
 def rows_in_flight(backend: Backend, problem: Problem, rig: Rig) -> int:
@@ -200,51 +206,6 @@ def _cases(
             for policy in by_policy
         ]
         yield Case(backend, launches, mask, by_policy)
-
-
-def _run(
-    plans: Sequence[tuple[Backend, Sequence[Case]]],
-    terms: Terms,
-    rig: Rig,
-    telemetry: Telemetry,
-    options: Options,
-    profile: DeviceProfile | None,
-    stages: Stages,
-    note: Callable[[str], None],
-) -> Iterator[Validated]:
-    for backend, cases in plans:
-        counted: Sequence[Mapping[str, Counters] | None] = [None] * len(cases)
-        if terms.counters:
-            note(f"{backend.name}: reading counters, {len(cases)} launches")
-            counted = _counted(backend, cases, terms.seed, options.cache_control, rig)
-        for case, counters in zip(cases, counted, strict=True):
-            steps = len(case.launches) + options.check * (len(case.schedules) + 1) + options.dense
-            with stages(steps, f"{backend.name}, {case.launches[0].mask}") as stage:
-                for measured in measure(
-                    case.launches,
-                    case.mask,
-                    rig,
-                    telemetry,
-                    options,
-                    backend=backend,
-                    schedules=case.schedules,
-                    counters=counters,
-                    progress=stage.advance,
-                ):
-                    predicted = _predict(case, measured, profile) if terms.predict else None
-                    yield Validated(case, measured, predicted)
-
-
-def _counted(
-    backend: Backend, cases: Sequence[Case], seed: int, cache_control: str, rig: Rig
-) -> list[dict[str, Counters]]:
-    """Counters of every case from one child process: per case, policy → counters."""
-    work = [(case.problem, list(case.schedules.values())) for case in cases]
-    found = count_launches(backend, work, seed, cache_control, rig.device.type)
-    return [
-        dict(zip(case.schedules, launches, strict=True))
-        for case, launches in zip(cases, found, strict=True)
-    ]
 
 
 def _predict(case: Case, measured: Result, profile: DeviceProfile | None) -> Result | None:

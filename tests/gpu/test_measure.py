@@ -102,12 +102,12 @@ def test_a_row_says_what_ran_and_what_came_of_it():
         "limit_ms": 125.0, "dense_ms": 125.0, "gap": 1 / mask.density, "clock_ghz": 1.7,
         "energy_j": None, "power_w": None, "temperature_c": None, "throttle": None,
     }  # fmt: skip
-    # A tick is 125 ms, so 0.2 s are two launches: a batch takes two ticks, to look at the clock
-    # and to record. In 0.5 s two begin, and the clock is looked at twice more.
+    # A tick is 125 ms, so 0.2 s are two launches. The clock goes on where it is looked at: before
+    # each batch, of which three begin in 0.5 s, before the one that doesn't, and at the end.
     steady = {
-        "regime": "steady", "time_ms": 750.0 / 4, "repeats": 4, "time_spread_frac": None,
-        "limit_ms": 750.0 / 4, "dense_ms": None, "gap": None, "clock_ghz": 1.5,
-        "energy_j": 25.0, "power_w": 650.0, "temperature_c": 70.0, "throttle": "a,b",
+        "regime": "steady", "time_ms": 625.0 / 6, "repeats": 6, "time_spread_frac": None,
+        "limit_ms": 625.0 / 6, "dense_ms": None, "gap": None, "clock_ghz": 1.5,
+        "energy_j": 100 / 6, "power_w": 650.0, "temperature_c": 70.0, "throttle": "a,b",
     }  # fmt: skip
     assert rows[0].flat() == said | single
     assert rows[2].flat() == said | steady
@@ -123,8 +123,7 @@ def test_candidates_and_their_limits_are_timed_in_turns():
     rig = TickingRig()
     list(measure(launches_of(small_mask()), small_mask(), rig, Readings(), Options(repeats=2)))
     # Three launches of dense attention, then two rounds of two policies and their limits.
-    assert [event[1] for event in rig.log if event[0] == "flush"] == [0, 1, 2, *[0] * 4, *[1] * 4]
-    assert rig.log.count(("spin", 60_000_000)) == 3 + 2 * 4
+    assert rig.turns == [0, 1, 2, *[0] * 4, *[1] * 4]
 
 
 def test_what_is_not_asked_for_is_not_measured():
@@ -132,7 +131,7 @@ def test_what_is_not_asked_for_is_not_measured():
     options = Options(repeats=1, check=False, limit=False, dense=False)
     (row,) = measure(launches_of(small_mask(), ["nnz"]), small_mask(), rig, Readings(), options)
     assert (row.limit_ms, row.dense_ms, row.gap, row.error_frac) == (None,) * 4
-    assert rig.log.count(("spin", 60_000_000)) == 1
+    assert rig.turns == [0]
 
 
 def test_batches_and_shared_heads_ask_for_more_and_read_no_more():
@@ -153,7 +152,7 @@ def test_refused_before_anything_runs():
     rows = measure(launches_of(mask, kv_heads=3), mask, rig, Readings())
     with pytest.raises(InputError, match="2 query heads don't divide among 3 K/V heads"):
         next(rows)
-    assert rig.log == []
+    assert rig.turns == []
 
 
 def test_a_wrong_output_is_no_row():
@@ -165,7 +164,7 @@ def test_a_wrong_output_is_no_row():
     )
     with pytest.raises(WrongResultError, match="reference, m, original: relative error"):
         next(rows)
-    assert rig.log == []
+    assert rig.turns == []
 
 
 def test_a_launch_that_says_little_is_the_usual_one():
@@ -179,7 +178,7 @@ def test_a_launch_that_says_little_is_the_usual_one():
 
 
 PROFILER = """#!{python}
-# Runs `python -m MODULE FOLDER` as a profiler does; what the rig marks becomes a line of its table.
+# Runs `python -m MODULE JOB` as a profiler does; what the rig marks becomes a line of its table.
 import runpy, sys
 if "--query-metrics" in sys.argv:
     sys.exit(1)  # it can't list them
@@ -193,8 +192,8 @@ def count(self, run):
     marked.append(run)
 Rig.count = count
 log = sys.argv[sys.argv.index("--log-file") + 1]
-_, _, module, folder = sys.argv[sys.argv.index("--") + 1 :]
-sys.argv = [module, folder]
+_, _, module, job = sys.argv[sys.argv.index("--") + 1 :]
+sys.argv = [module, job]
 runpy.run_module(module, run_name="__main__")
 names = ["lts__t_sectors_srcunit_tex.sum", "lts__t_sectors_srcunit_tex_lookup_hit.sum",
          "lts__t_sectors_srcunit_ltcfabric_lookup_hit.sum", "dram__bytes_read.sum",
@@ -300,31 +299,30 @@ def validate(files, names="a", rig=None, stages=None, options=None, note=None, *
 def test_each_measured_row_has_the_same_launch_simulated_beside_it(files):
     steps = Steps()
     runs = list(validate(files, "ab", stages=steps, regimes=("single", "steady"), seed=4))
-    assert [(r.measured.mask, r.measured.regime, r.measured.policy) for r in runs] == [
+    assert [(row.mask, row.regime, row.policy) for _, row, _ in runs] == [
         (mask, regime, policy)
         for mask in "ab" for regime in ("single", "steady") for policy in POLICIES
     ]  # fmt: skip
     assert steps.begun == [(8, "reference, a"), (8, "reference, b")]
     assert len(steps.done) == 16
     profile = load_device(str(files / "mine.toml"))
-    for run in runs:
-        launch, predicted = run.measured.launch, run.predicted.launch
+    for case, measured, simulated in runs:
+        launch, predicted = measured.launch, simulated.launch
         assert (launch.device, launch.seed, launch.wave) == (profile.name, 4, 3)
         same = {"source": "measured", "model": None, "l2_capacity_bytes": None}
         assert dataclasses.replace(predicted, **same, device_digest=None) == launch
-        alone = simulate_launch(launch, run.case.mask, profile)
-        assert run.predicted == alone
+        assert simulated == simulate_launch(launch, case.mask, profile)
         assert predicted.device_digest == profile.digest
 
 
 def test_without_a_profile_or_with_shapes_that_are_not_modelled_nothing_is_predicted(files):
     for terms in ({"device_name": None}, {"batch": 2}, {"kv_heads": 1}, {"predict": False}):
-        assert {run.predicted for run in validate(files, **terms)} == {None}
+        assert {predicted for _, _, predicted in validate(files, **terms)} == {None}
 
 
 def test_heads_on_their_own_and_schedules_from_files(files):
     terms = {"per_head": True, "schedule_paths": [str(files / "s.npz")], "policies": ["nnz"]}
-    rows = [run.measured for run in validate(files, **terms)]
+    rows = [row for _, row, _ in validate(files, **terms)]
     assert [(r.heads, r.head, r.policy) for r in rows] == [
         (head, int(head), policy) for head in "01" for policy in ("nnz", "s.npz (svd)")
     ]
@@ -346,16 +344,16 @@ def test_everything_is_planned_before_anything_runs(files, monkeypatch, terms, s
     rig = TickingRig()
     with pytest.raises(InputError, match=said):
         validate(files, "ab", rig=rig, **terms)
-    assert rig.log == []
+    assert rig.turns == []
 
 
 def test_counters_reach_the_rows(files, profiler):
     profiler()
     notes = []
-    runs = list(validate(files, "ab", counters=True, note=notes.append))
+    rows = [row for _, row, _ in validate(files, "ab", counters=True, note=notes.append)]
     assert notes == ["reference: reading counters, 2 launches"]
-    assert [run.measured.hbm_read_bytes for run in runs] == [1000, 2000, 3000, 4000]
-    assert {run.measured.cache_control for run in runs} == {"all"}
+    assert [row.hbm_read_bytes for row in rows] == [1000, 2000, 3000, 4000]
+    assert {row.cache_control for row in rows} == {"all"}
 
 
 def test_the_command_prints_what_validate_finds(files, monkeypatch):

@@ -119,7 +119,7 @@ def sweep(
         )
     except SweepInterruptedError as interrupted:
         raise Failure(
-            f"interrupted; {interrupted.kept} finished trials are kept in {out}. To go on: "
+            f"interrupted; {interrupted} finished trials are kept in {out}. To go on: "
             f"{shlex.join(['wavealign', *sys.argv[1:]])}",
             1,
         ) from None

@@ -148,15 +148,15 @@ def validate(
             lambda text: None if quiet else click.echo(text, err=True),
         )
         try:
-            for case, ran in itertools.groupby(runs, lambda run: run.case):
+            for case, ran in itertools.groupby(runs, lambda run: run[0]):
                 pairs = []
-                for run in ran:
+                for _, measured, predicted in ran:
                     rows += 1
-                    pairs.append((run.measured, run.predicted))
+                    pairs.append((measured, predicted))
                     if writer is not None:
-                        writer.write([run.measured])
+                        writer.write([measured])
                     if as_json:
-                        click.echo(run.measured.to_json())
+                        click.echo(measured.to_json())
                 if trace:
                     path = validation.trace_case(case, Path(trace))
                     click.echo(f"{path}: traces of {len(case.schedules)} launches", err=True)

@@ -1,12 +1,12 @@
 """Counters of launches: a child process under the profiler runs a control, then each schedule once.
 
-``python -m wavealign.gpu.counted FOLDER`` runs the job that `count_launches` left there. Only what
-lies between the profiler's start and stop is counted.
+``python -m wavealign.gpu.counted FILE`` runs the job that `count_launches` left there. Only what
+the rig marks is counted.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,11 +17,10 @@ from wavealign.gpu.backend import Backend
 from wavealign.gpu.capabilities import Problem
 from wavealign.gpu.counters import Counters, check_control
 from wavealign.gpu.inputs import Inputs
-from wavealign.gpu.launch import Launch
+from wavealign.gpu.launch import Launch as Execution
 from wavealign.gpu.ncu import collect
 from wavealign.gpu.registry import find_backend
 from wavealign.gpu.rig import CudaRig, Rig
-from wavealign.masks.files import load_mask, save_mask
 from wavealign.order.schedule import Schedule
 
 CONTROL_BYTES = 2**30
@@ -29,13 +28,12 @@ CONTROL_BYTES = 2**30
 _START_S = 120.0  # torch, a compiler or two
 _LAUNCH_S = 60.0
 
+Work = Sequence[tuple[Problem, Sequence[Schedule]]]
+"""Problems, each with its schedules."""
+
 
 def count_launches(
-    backend: Backend,
-    work: Sequence[tuple[Problem, Sequence[Schedule]]],
-    seed: int,
-    cache_control: str,
-    device: str = "cuda",
+    backend: Backend, work: Work, seed: int, cache_control: str, device: str = "cuda"
 ) -> list[list[Counters]]:
     """Counters of every schedule of every problem, all from one child process.
 
@@ -52,19 +50,11 @@ def count_launches(
     """
     launches = sum(len(schedules) for _, schedules in work)
     kernels = backend.kernels_per_launch
-    with tempfile.TemporaryDirectory(prefix="wavealign-") as name:
-        folder = Path(name)
-        for i, (problem, schedules) in enumerate(work):
-            _write(folder / f"launch{i}", problem, schedules)
-        job = {
-            "backend": backend.name,
-            "device": device,
-            "seed": seed,
-            "problems": len(work),
-        }
-        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="wavealign-") as folder:
+        job = Path(folder) / "job.pickle"
+        job.write_bytes(pickle.dumps((backend.name, device, seed, work)))
         control, *counted = collect(
-            [sys.executable, "-m", "wavealign.gpu.counted", name],
+            [sys.executable, "-m", "wavealign.gpu.counted", str(job)],
             expected=1 + launches * kernels,
             cache_control=cache_control,
             timeout_s=_START_S + launches * _LAUNCH_S,
@@ -80,41 +70,19 @@ def count_launches(
     return [[next(remaining) for _ in schedules] for _, schedules in work]
 
 
-def _write(folder: Path, problem: Problem, schedules: Sequence[Schedule]) -> None:
-    folder.mkdir()
-    save_mask(folder / "mask.npz", problem.mask)
-    for i, schedule in enumerate(schedules):
-        schedule.save(folder / f"schedule{i}.npz")
-    shapes = {
-        "batch": problem.batch,
-        "kv_heads": problem.kv_heads,
-        "head_dim": problem.head_dim,
-        "dtype": problem.dtype,
-    }
-    text = json.dumps({"schedules": len(schedules), "shapes": shapes})
-    (folder / "launch.json").write_text(text, encoding="utf-8")
-
-
-def run_job(folder: Path) -> None:
-    """Run the job of this folder on the current GPU, or where the job says."""
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    rig = CudaRig() if job["device"] == "cuda" else Rig()
-    backend = find_backend(job["backend"])
+def run_job(path: Path) -> None:
+    """Run a job that this user's own process wrote."""
+    name, device, seed, work = pickle.loads(path.read_bytes())
+    backend, rig = find_backend(name), CudaRig() if device == "cuda" else Rig()
     read = rig.reader(CONTROL_BYTES)  # what the counters must say of this is known
     read()  # compiled before anything is counted
     rig.count(read)
-    for i in range(job["problems"]):
-        _run_launches(folder / f"launch{i}", backend, job["seed"], rig)
-
-
-def _run_launches(folder: Path, backend: Backend, seed: int, rig: Rig) -> None:
-    launch_job = json.loads((folder / "launch.json").read_text(encoding="utf-8"))
-    problem = Problem(load_mask(folder / "mask.npz").mask, **launch_job["shapes"])
-    inputs = Inputs.random(problem, rig.device, seed)
-    for i in range(launch_job["schedules"]):
-        launch = Launch(backend, problem, Schedule.load(folder / f"schedule{i}.npz"), inputs)
-        launch.run()
-        rig.count(launch.run)
+    for problem, schedules in work:
+        inputs = Inputs.random(problem, rig.device, seed)
+        for schedule in schedules:
+            execution = Execution(backend, problem, schedule, inputs)
+            execution.run()
+            rig.count(execution.run)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from wavealign.gpu.reference import reference_attention
 from wavealign.gpu.registry import find_backend
 from wavealign.gpu.rig import Rig
 from wavealign.gpu.telemetry import Telemetry
-from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
+from wavealign.gpu.timing import SteadyTime, time_call, time_single, time_steady
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
@@ -149,8 +149,17 @@ def measure(
         times = time_single(runs, options.repeats, rig)
         for launch in single:
             policy = launch.policy
-            timed = _single(times[policy], times.get(f"{policy} in L2"), mask, dense_ms)
-            yield results.of(launch, candidates[policy], timed)
+            time, limit = times[policy], times.get(f"{policy} in L2")
+            yield results.of(
+                launch,
+                candidates[policy],
+                time_ms=time.median_ms,
+                time_spread_frac=time.spread_frac,
+                repeats=len(time.times_ms),
+                limit_ms=None if limit is None else limit.median_ms,
+                dense_ms=dense_ms,
+                gap=time.median_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
+            )
             progress(f"timed {policy}")
 
     def settled(execution: Execution) -> SteadyTime:
@@ -159,9 +168,9 @@ def measure(
     for launch in launches:
         if launch.regime == "steady":
             candidate = candidates[launch.policy]
-            time = settled(candidate.execution)
-            in_l2 = None if candidate.limit is None else settled(candidate.limit)
-            yield results.of(launch, candidate, _steady(time, in_l2))
+            steady = vars(settled(candidate.execution))
+            in_l2 = None if candidate.limit is None else settled(candidate.limit).time_ms
+            yield results.of(launch, candidate, **steady, limit_ms=in_l2)
             progress(f"timed {launch.policy}, steady")
 
 
@@ -181,33 +190,6 @@ def _check(
         candidate.error_frac = check_launch(execution, problem, reference, name).error_frac
         check_poke(execution, backend, problem, schedule, inputs, name)
         progress(f"checked {schedule.policy}")
-
-
-def _single(
-    time: SingleTime, limit: SingleTime | None, mask: BlockMask, dense_ms: float | None
-) -> dict[str, Any]:
-    gap = time.median_ms / dense_ms / mask.density if dense_ms and mask.nnz else None
-    return {
-        "time_ms": time.median_ms,
-        "limit_ms": limit.median_ms if limit else None,
-        "repeats": len(time.times_ms),
-        "time_spread_frac": time.spread_frac,
-        "dense_ms": dense_ms,
-        "gap": gap,
-    }
-
-
-def _steady(time: SteadyTime, limit: SteadyTime | None) -> dict[str, Any]:
-    return {
-        "time_ms": time.time_ms,
-        "limit_ms": limit.time_ms if limit else None,
-        "repeats": time.launches,
-        "clock_ghz": time.clock_ghz,
-        "energy_j": time.energy_j,
-        "power_w": time.power_w,
-        "temperature_c": time.temperature_c,
-        "throttle": time.throttle,
-    }
 
 
 class _Results:
@@ -244,7 +226,7 @@ class _Results:
             backend_version=backend.version(),
         )
 
-    def of(self, launch: Launch, candidate: _Candidate, timed: dict[str, Any]) -> Result:
+    def of(self, launch: Launch, candidate: _Candidate, **timed: Any) -> Result:
         counters, schedule = candidate.counters, candidate.schedule
         read, requested = counters.hbm_read_bytes, counters.l2_requested_bytes
         if requested is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError
@@ -15,20 +15,9 @@ from wavealign.errors import MissingCapabilityError
 if TYPE_CHECKING:
     import torch
 
+_APART_CYCLES = 60_000_000  # some 30 ms in which one SM spins: clocks stay up, power falls
+_AHEAD_CYCLES = 2_000_000  # a millisecond: the host has queued the launch before it may start
 _FLUSH_BYTES = 2**28
-
-
-class Event(Protocol):
-    """A point in the order of what runs, as `torch.cuda.Event` has it."""
-
-    def record(self) -> None:
-        """Here it is."""
-
-    def synchronize(self) -> None:
-        """Wait until it is reached."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from this event to another one."""
 
 
 class Rig:
@@ -41,6 +30,7 @@ class Rig:
         compute_capability: (major, minor).
     """
 
+    device: torch.device
     name = "CPU"
     sms = 1
     compute_capability = (0, 0)
@@ -54,20 +44,22 @@ class Rig:
         """Time on the wall."""
         return time.perf_counter()
 
-    def event(self, timed: bool = False) -> Event:
-        """An event to record; only a timed one has a time."""
-        del timed
-        return _HostEvent(self.seconds)
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Milliseconds of one call on the device, which has nothing else to do."""
+        started = self.seconds()
+        run()
+        return 1e3 * (self.seconds() - started)
+
+    def mark(self) -> Callable[[], None]:
+        """Mark the end of what was started so far; the call that comes back waits for it."""
+        return self.synchronize
 
     def synchronize(self) -> None:
         """Wait for everything that was started."""
 
-    def spin(self, cycles: int) -> None:
-        """Keep the device busy, and cool, with nothing."""
-
-    def flusher(self) -> Callable[[int], object]:
-        """A call that pushes everything out of L2; its argument is the byte to write."""
-        return lambda byte: byte
+    def pauser(self) -> Callable[[int], None]:
+        """A call between launches: the device cools, its L2 is emptied. It takes the turn."""
+        return lambda turn: None
 
     def reader(self, size_bytes: int) -> Callable[[], object]:
         """A call that reads so many bytes of device memory once: the counters' control."""
@@ -81,48 +73,54 @@ class Rig:
 
 
 class CudaRig(Rig):
-    """A GPU.
+    """The current GPU."""
 
-    Args:
-        device: by default the current one.
-    """
-
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self) -> None:
         import torch
 
-        self._cuda = torch.cuda
-        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self._torch, self._cuda = torch, torch.cuda
+        self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         self.name = properties.name
         self.sms = properties.multi_processor_count
         self.compute_capability = (properties.major, properties.minor)
 
-    def event(self, timed: bool = False) -> Event:
-        """See `Rig.event`."""
-        return self._cuda.Event(enable_timing=timed)
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """See `Rig.time_ms`: between two events."""
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        self._cuda._sleep(_AHEAD_CYCLES)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def mark(self) -> Callable[[], None]:
+        """See `Rig.mark`."""
+        event = self._cuda.Event()
+        event.record()
+        return event.synchronize
 
     def synchronize(self) -> None:
         """See `Rig.synchronize`."""
         self._cuda.synchronize(self.device)
 
-    def spin(self, cycles: int) -> None:
-        """See `Rig.spin`: one SM spins."""
-        self._cuda._sleep(cycles)
+    def pauser(self) -> Callable[[int], None]:
+        """See `Rig.pauser`: one SM spins for some 30 ms, then 256 MiB are written."""
+        flush = self._torch.empty(_FLUSH_BYTES, dtype=self._torch.uint8, device=self.device)
 
-    def flusher(self) -> Callable[[int], object]:
-        """See `Rig.flusher`: it writes 256 MiB."""
-        import torch
+        def pause(turn: int) -> None:
+            self._cuda._sleep(_APART_CYCLES)
+            flush.fill_(turn)
 
-        return torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self.device).fill_
+        return pause
 
     def reader(self, size_bytes: int) -> Callable[[], object]:
         """See `Rig.reader`."""
-        import torch
-
         from wavealign.gpu._triton_kernels import STREAM_CHUNK, stream_read
 
-        source = torch.ones(size_bytes // 4, device=self.device)
-        sums = torch.empty(source.numel() // STREAM_CHUNK, device=self.device)
+        source = self._torch.ones(size_bytes // 4, device=self.device)
+        sums = self._torch.empty(source.numel() // STREAM_CHUNK, device=self.device)
         return lambda: stream_read(source, sums)
 
     def count(self, run: Callable[[], object]) -> None:
@@ -133,20 +131,6 @@ class CudaRig(Rig):
         run()
         self.synchronize()
         profiler.cudaProfilerStop()
-
-
-class _HostEvent:
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self._now, self._at = seconds, 0.0
-
-    def record(self) -> None:
-        self._at = self._now()
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: _HostEvent) -> float:
-        return 1e3 * (end._at - self._at)
 
 
 def find_gpu(purpose: str, otherwise: str = "") -> CudaRig:

@@ -107,11 +107,7 @@ class Setup:
 
     @classmethod
     def of(cls, launch: Launch, device: DeviceProfile | None = None) -> Setup:
-        """The terms of a launch.
-
-        Args:
-            launch: one that says its head_dim and dtype.
-            device: the profile of ``launch.device``; by default that of its name.
+        """The terms of a launch, on this profile or on that of ``launch.device``.
 
         Raises:
             InputError: as `make`, or a launch that doesn't say how large its heads are.
@@ -135,7 +131,6 @@ class Setup:
         self,
         mask: BlockMask,
         policy: str,
-        *,
         seed: int = 0,
         name: str = "",
         heads: str | None = None,

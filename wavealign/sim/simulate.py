@@ -101,12 +101,8 @@ def simulate_launch(
         mask,
         schedule,
         setup,
-        seed=launch.seed,
-        name=launch.mask,
-        heads=launch.heads,
-        head=launch.head,
-        belady=belady,
-    )
+        seed=launch.seed, name=launch.mask, heads=launch.heads, head=launch.head, belady=belady,
+    )  # fmt: skip
 
 
 def run_schedule(

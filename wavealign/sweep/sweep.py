@@ -50,15 +50,7 @@ class Sweep:
 
 
 class SweepInterruptedError(KeyboardInterrupt):
-    """Ctrl-C; what had finished is kept and exported.
-
-    Attributes:
-        kept: trials in the store.
-    """
-
-    def __init__(self, kept: int) -> None:
-        super().__init__(kept)
-        self.kept = kept
+    """Ctrl-C; what had finished, so many trials, is kept and exported."""
 
 
 def run_sweep(
