@@ -100,9 +100,10 @@ class Setting:
     def ms(self, launches: dict[str, Callable[[], object]]) -> dict[str, float]:
         """Median of each, in turn."""
         if self.device == "cuda":
+            from wavealign.gpu.rig import CudaRig
             from wavealign.gpu.timing import time_single
 
-            found = time_single(launches, self.repeats, torch.device("cuda"))
+            found = time_single(launches, self.repeats, CudaRig())
             return {name: times.median_ms for name, times in found.items()}
         result = {}
         for name, run in launches.items():

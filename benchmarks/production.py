@@ -203,9 +203,10 @@ def kernel_times(
     """Median of single launches, policies in turn."""
     launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
     if bench.cuda:
+        from wavealign.gpu.rig import CudaRig
         from wavealign.gpu.timing import time_single
 
-        found = time_single(launches, bench.repeats, torch.device("cuda"))
+        found = time_single(launches, bench.repeats, CudaRig())
         return {p: t.median_ms for p, t in found.items()}
     return {p: bench.ms(run, 1) for p, run in launches.items()}
 

@@ -32,6 +32,13 @@ _NOT_COUNTED = Counters(kernel="")
 _RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
 _TOKEN_BYTES = 4  # K and V in two bytes each, per element of head_dim
 
+# Fields of an outcome: what counters say, by the same names, and what may stay unknown.
+_COUNTED = (
+    "l2_hit_frac", "lts_sector_hit_frac", "fabric_bytes", "hbm_read_bytes", "hbm_write_bytes",
+    "tensor_active_frac", "clock_ghz",
+)  # fmt: skip
+_UNKNOWN = ("belady_bytes", "imbalance_frac", "energy_j", "gap", "roofline", "bound")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -231,38 +238,24 @@ class _Results:
         read, requested = counters.hbm_read_bytes, counters.l2_requested_bytes
         if requested is None:
             requested = self._blocks * self._said["kv_block_bytes"]
+        known: dict[str, Any] = dict.fromkeys(_UNKNOWN)
+        known |= {name: getattr(counters, name) for name in _COUNTED}
         outcome = Outcome(
-            time_ms=None,
-            l2_hit_frac=counters.l2_hit_frac,
-            lts_sector_hit_frac=counters.lts_sector_hit_frac,
+            **known | timed,
             l2_requested_bytes=requested,
-            fabric_bytes=counters.fabric_bytes,
-            hbm_read_bytes=read,
             compulsory_bytes=self._compulsory_bytes,
-            belady_bytes=None,
-            imbalance_frac=None,
-            clock_ghz=counters.clock_ghz,
-            energy_j=None,
-            limit_ms=None,
-            gap=None,
             intensity_flop_per_byte=self._flops / read if read else None,
-            roofline=None,
-            bound=None,
             counters_ms=counters.time_ms,
-            tensor_active_frac=counters.tensor_active_frac,
-            hbm_write_bytes=counters.hbm_write_bytes,
             gather_ms=candidate.gather_ms,
             scatter_ms=candidate.scatter_ms,
             error_frac=candidate.error_frac,
             ragged_kv_first=candidate.execution.executed is not schedule,
         )
-        counted = counters is not _NOT_COUNTED
+        control = None if counters is _NOT_COUNTED else self._cache_control
         return Result(
             dataclasses.replace(launch, **self._said, policy=schedule.policy),
-            dataclasses.replace(outcome, **timed),
-            dataclasses.replace(
-                self._environment, cache_control=self._cache_control if counted else None
-            ),
+            outcome,
+            dataclasses.replace(self._environment, cache_control=control),
         )
 
 

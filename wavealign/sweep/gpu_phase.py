@@ -71,7 +71,7 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
             return found
         return inspect_launch(spec, inputs.masks[spec.mask_digest])
 
-    card = on_gpu(_card_of, baselines[0]) if on_gpu is not None else find_card()
+    card = on_gpu(find_card, baselines[0]) if on_gpu is not None else find_card()
     device = next((n for n, d in inputs.devices.items() if d.name == card.device), None)
     if device is None:
         raise InputError(
@@ -129,8 +129,3 @@ def measure_finalists(
         masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
         with LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1) as here:
             run_jobs(jobs, store, here, 1, on_trial)
-
-
-def _card_of(spec: Launch, mask: object) -> Card:
-    del spec, mask
-    return find_card()

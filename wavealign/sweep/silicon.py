@@ -14,8 +14,8 @@ from wavealign.sweep.finalists import Card
 from wavealign.sweep.trial import failed, worker_name
 
 
-def find_card() -> Card:
-    """This machine's GPU.
+def find_card(*_: object) -> Card:
+    """This machine's GPU, whatever is to run on it.
 
     Raises:
         MissingCapabilityError: there is none, or torch isn't installed or can't use it.
