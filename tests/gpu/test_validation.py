@@ -127,6 +127,7 @@ def test_another_mask_of_the_same_name_is_refused(tmp_path):
 
 def test_rows_written_before_a_field_existed_are_read():
     _, row = next(rows(("nnz",), (1.0,), (2.0,)))
+    row = row.replaced(tokens_kv=None)
     old = json.loads(row.to_json())
     for name in ("tokens_kv", "throttle", "gpu"):
         del old[name]

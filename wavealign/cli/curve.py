@@ -12,7 +12,6 @@ from wavealign.cli.failure import Command
 from wavealign.cli.options import (
     cores,
     device_options,
-    fitting_schedule,
     json_option,
     load_heads,
     make_setup,
@@ -21,7 +20,6 @@ from wavealign.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from wavealign.order import Schedule
     from wavealign.sim.curve import Curve
 
 CURVE_SCHEMA = "wavealign.curve/1"
@@ -72,7 +70,7 @@ def curve(
     """L2 hit ratio of policies at every L2 size, from one pass each."""
     from wavealign._version import __version__
     from wavealign.npz import check_writable, whole_file
-    from wavealign.order import build_schedule, parse_policy
+    from wavealign.order import Schedule, build_schedule, parse_policy
     from wavealign.report.progress import Progress
     from wavealign.sim.curve import curve_sizes, hit_curve
     from wavealign.units import format_heads, parse_size
@@ -89,7 +87,7 @@ def curve(
     chosen = None if heads is None else head_ids
     recipes: list[str | Schedule] = [
         *names,
-        *(fitting_schedule(path, mask, chosen) for path in schedule_paths),
+        *(Schedule.fitting(path, mask, chosen) for path in schedule_paths),
     ]
     if out:
         check_writable(out)

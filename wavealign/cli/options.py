@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wavealign.errors import InputError
-
 if TYPE_CHECKING:
-    from wavealign.masks import BlockMask, LoadedMask
-    from wavealign.order import Schedule
+    from wavealign.masks import LoadedMask
     from wavealign.sim.setup import Setup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -182,26 +178,3 @@ def load_heads(
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def fitting_schedule(path: str, mask: BlockMask, heads: list[int] | None) -> Schedule:
-    """A schedule file as a row of the table, checked against the mask.
-
-    Args:
-        path: the schedule file.
-        mask: of the chosen heads.
-        heads: their places in the file that the schedule was made for; None for all.
-
-    Raises:
-        InputError: the schedule isn't this mask's, with the file's name.
-    """
-    from wavealign.order import Schedule
-
-    schedule = Schedule.load(path)
-    try:
-        if heads is not None and max(heads) < schedule.shape[0]:
-            schedule = schedule.select_heads(heads)
-        schedule.check(mask)
-    except InputError as problem:
-        raise InputError(f"{path}: {problem}") from problem
-    return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")

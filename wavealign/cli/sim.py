@@ -11,7 +11,6 @@ from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import (
     cores,
     device_options,
-    fitting_schedule,
     json_option,
     load_heads,
     make_setup,
@@ -85,7 +84,7 @@ def sim(
     chosen = None if heads is None else head_ids
     recipes: list[str | Schedule] = [
         *names,
-        *(fitting_schedule(path, mask, chosen) for path in schedule_paths),
+        *(Schedule.fitting(path, mask, chosen) for path in schedule_paths),
     ]
     if plot:
         from wavealign.report.plots import check_plot

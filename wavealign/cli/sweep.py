@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
+from wavealign.runs.launch import OBJECTIVES
+from wavealign.sweep import EXECUTORS, SEARCHES
 
 if TYPE_CHECKING:
+    from wavealign.report.progress import Progress
     from wavealign.runs.trial import TrialRecord
     from wavealign.sweep.space import Space
-    from wavealign.sweep.store import Store
 
 _LISTS = ("device", "kernel", "l2", "wave", "model", "regime")  # options with comma lists
+_SWEEP = ("patterns", "key", "kind", "trials", "seed", "belady", "executor", "address")
 _SHOWN_FAILURES = 5
 
 
@@ -46,12 +49,12 @@ _SHOWN_FAILURES = 5
 @click.option("--head-dim", type=click.IntRange(1), help="Elements per head; default: 128.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Of K and V; default: bf16.")
 @click.option(
-    "--search", "kind", type=click.Choice(["grid", "random", "tpe"]), default="grid",
+    "--search", "kind", type=click.Choice(SEARCHES), default="grid",
     show_default=True, help="All combinations, or draws by optuna (extra `sweep`).",
 )  # fmt: skip
 @click.option("--trials", type=click.IntRange(1), help="Draws of random and tpe, over all masks.")
 @click.option(
-    "--objective", type=click.Choice(["time", "reads", "energy"]), default="time",
+    "--objective", type=click.Choice(list(OBJECTIVES)), default="time",
     show_default=True, help="What is minimised.",
 )  # fmt: skip
 @click.option("--belady", is_flag=True, help="Also the least that any replacement could read.")
@@ -61,7 +64,7 @@ _SHOWN_FAILURES = 5
     help="Policies per mask that --gpu measures, beside original.",
 )  # fmt: skip
 @click.option(
-    "--executor", type=click.Choice(["local", "ray", "dask"]), default="local", show_default=True,
+    "--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
     help="What runs the trials (extras `ray`, `dask`).",
 )  # fmt: skip
 @click.option("--address", help="Of a running Ray or Dask cluster; default: start one here.")
@@ -75,15 +78,16 @@ _SHOWN_FAILURES = 5
 @json_option
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def sweep(
-    patterns: tuple[str, ...],
     space_path: str | None,
-    kind: str,
-    trials: int | None,
+    block: str | None,
     objective: str,
     gpu: bool,
-    executor: str,
+    finalists: int,
+    jobs: int | None,
     out: str,
+    retry_failed: bool,
     as_json: bool,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Search policies over masks and devices for the best; simulated, then measured with --gpu.
@@ -91,77 +95,35 @@ def sweep(
     `original` always runs as the baseline. DIR keeps every trial as it ends: after Ctrl-C, a kill
     or a crash the same command continues. Exit code 1 where a trial failed; the others are kept.
     """
-    from wavealign.sweep.conditions import OBJECTIVES, device_digests, resolve_conditions
-    from wavealign.sweep.engines import make_engine
-    from wavealign.sweep.masks import find_masks
-    from wavealign.sweep.run import run_search
-    from wavealign.sweep.search import make_search
-    from wavealign.sweep.store import Store
+    space = _space(space_path, options)
+    from wavealign.sweep.sweep import Sweep, SweepInterruptedError, run_sweep
     from wavealign.units import parse_block
 
-    space = _space(space_path, options)
-    if gpu:
-        from wavealign.sweep.gpu_phase import measure_finalists, prepare, require_gpu
-
-        require_gpu(executor)
-    block = parse_block(options["block"]) if options["block"] else None
-    masks = find_masks(patterns, block, options["key"], _say)
-    baselines, inputs = resolve_conditions(space, masks, objective, _say)
-    seed = options["seed"]
-    store = Store(
-        out,
-        {
-            "space": space.as_json(),
-            "masks": [
-                {"name": m.name, "digest": m.mask.digest, "shape": m.mask.shape} for m in masks
-            ],
-            "paths": {m.name: m.path for m in masks},
-            "devices": device_digests(dict(inputs.devices)),
-            "search": {"kind": kind, "seed": seed if kind != "grid" else None},
-            "trials": trials,
-            "objective": objective,
-            "belady": options["belady"],
-        },
-        _say,
+    swept = Sweep(
+        space,
+        block=parse_block(block) if block else None,
+        objective=objective,
+        finalists=finalists if gpu else None,
+        jobs=jobs or cores(),
+        **{name: options[name] for name in _SWEEP},
     )
-    search = make_search(space, baselines, kind, trials, seed, objective, store.draws, _say)
-    engine = make_engine(executor, inputs, options["jobs"] or cores(), options["address"])
-    store.check()
-    with ExitStack() as stack:
-        stack.enter_context(engine)
-        phase = prepare(engine, baselines, inputs) if gpu else None
-        stack.enter_context(store)
-        if options["retry_failed"]:
-            store.forget_failed()
-        shown = _Shown(OBJECTIVES[objective], options["quiet"])
-        try:
-            with shown.stage(search.total, "simulated"):
-                run_search(search, store, engine, shown.take, options["belady"])
-            if phase is not None:
-                with ExitStack() as measuring:
-                    measure_finalists(
-                        phase,
-                        engine,
-                        inputs,
-                        store,
-                        objective,
-                        options["finalists"],
-                        lambda total: measuring.enter_context(shown.stage(total, "measured")),
-                        shown.take,
-                    )
-        except KeyboardInterrupt:
-            _export(store)
-            raise Failure(
-                f"interrupted; {len(store.records)} finished trials are kept in {out}. To go on: "
-                f"{shlex.join(['wavealign', *sys.argv[1:]])}",
-                1,
-            ) from None
-        _export(store)
-        records = shown.records
-    if kind != "grid":
-        ran = sum(record.spec.source == "simulated" for record in records)
-        _say(f"{len(baselines)} baselines and {trials} draws came to {ran} different trials.")
-    _print(records, store, OBJECTIVES[objective], as_json)
+    shown = _Shown(OBJECTIVES[objective], quiet)
+    try:
+        records = run_sweep(
+            swept,
+            out,
+            retry_failed=retry_failed,
+            stages=shown.stage,
+            on_trial=shown.take,
+            note=_say,
+        )
+    except SweepInterruptedError as interrupted:
+        raise Failure(
+            f"interrupted; {interrupted} finished trials are kept in {out}. To go on: "
+            f"{shlex.join(['wavealign', *sys.argv[1:]])}",
+            1,
+        ) from None
+    _print(records, out, OBJECTIVES[objective], as_json)
     failures = [record for record in records if record.status == "failed"]
     if failures:
         for record in failures[:_SHOWN_FAILURES]:
@@ -199,13 +161,12 @@ def _whole(text: str) -> int | str:
 
 
 class _Shown:
-    """Progress on stderr, and every trial of this sweep, each once."""
+    """Progress on stderr."""
 
     def __init__(self, field: str, quiet: bool) -> None:
         self._field, self._quiet = field, quiet
-        self.records: list[TrialRecord] = []
 
-    def stage(self, total: int, what: str) -> Any:
+    def stage(self, total: int, what: str) -> Progress:
         from wavealign.report.progress import Progress
         from wavealign.report.sweep_tables import Pace
 
@@ -214,16 +175,10 @@ class _Shown:
         return self._progress
 
     def take(self, record: TrialRecord, ran: bool) -> None:
-        self.records.append(record)
         self._progress.advance(self._pace.line(record, ran))
 
 
-def _export(store: Store) -> None:
-    if not store.export():
-        _say("no results.parquet: it needs pyarrow (pip install 'wavealign[sweep]').")
-
-
-def _print(records: list[TrialRecord], store: Store, field: str, as_json: bool) -> None:
+def _print(records: list[TrialRecord], out: str, field: str, as_json: bool) -> None:
     from wavealign.report.sweep_tables import best_table
     from wavealign.report.tables import print_table
     from wavealign.sweep.export import sorted_done
@@ -242,7 +197,7 @@ def _print(records: list[TrialRecord], store: Store, field: str, as_json: bool) 
             click.echo()
     click.echo(
         "speedup and changes: against original. over limit: time / time with all K/V in L2. "
-        f"{store.folder}/results.jsonl holds every row."
+        f"{Path(out)}/results.jsonl holds every row."
     )
 
 

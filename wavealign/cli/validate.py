@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wavealign.cli.failure import Command, Failure
-from wavealign.cli.options import cores, fitting_schedule, json_option, load_heads, seed_option
+from wavealign.cli.options import cores, json_option, load_heads, seed_option
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
-    from wavealign.gpu.backend import Backend
-    from wavealign.gpu.counters import Counters
-    from wavealign.gpu.measure import Case
-    from wavealign.gpu.telemetry import Telemetry
-    from wavealign.masks import LoadedMask
-    from wavealign.order import Schedule
     from wavealign.report.validation import Pair
-    from wavealign.runs.result import Result
-    from wavealign.sim.devices import DeviceProfile
+    from wavealign.validation import Case
 
 DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
 
@@ -91,234 +84,98 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
 def validate(
     gpu: bool,
     mask_paths: tuple[str, ...],
+    key: str | None,
+    block: str | None,
+    heads: str | None,
     backend_names: tuple[str, ...],
+    policies: tuple[str, ...],
+    cache_control: str,
+    limit: bool,
+    dense: bool,
+    check: bool,
+    repeats: int,
+    seconds: float,
+    trace: str | None,
     as_json: bool,
     out: str | None,
     quiet: bool,
-    **options: Any,
+    **launched: Any,
 ) -> None:
     """Run schedules on a real kernel: predicted beside measured time, hit ratio, HBM reads.
 
     Every output is checked against float32 attention first. Q, K and V are random normal.
     """
     from wavealign.gpu.registry import BACKEND_NAMES, find_backend
+    from wavealign.gpu.rig import find_gpu
+    from wavealign.gpu.telemetry import Telemetry
     from wavealign.order import parse_policy
+    from wavealign.report.progress import Progress
     from wavealign.runs.lines import ResultWriter
 
-    for policy in options["policies"] or DEFAULT_POLICIES:
+    policies = policies or DEFAULT_POLICIES
+    for policy in policies:
         parse_policy(policy)
     for name in backend_names:
         if name not in BACKEND_NAMES:
             raise unknown_name("backend", name, BACKEND_NAMES)
-    if options["trace"] and set(backend_names) != {"triton"}:
+    if trace and set(backend_names) != {"triton"}:
         raise InputError("--trace needs --backend triton: no other kernel says where its rows ran.")
-    _require_gpu(gpu)
-    from wavealign.gpu.telemetry import Telemetry
-
+    if not gpu:
+        raise MissingCapabilityError(
+            "validate measures on a GPU: say --gpu, on a machine that has one. `wavealign sim` "
+            "predicts without."
+        )
+    rig = find_gpu("validate --gpu")
     backends = [find_backend(name) for name in backend_names]
-    masks = [
-        load_heads(path, options["heads"], options["block"], options["key"]) for path in mask_paths
-    ]
-    rows: list[Result] = []
+    masks = [load_heads(path, heads, block, key) for path in mask_paths]
+    from wavealign import validation
+    from wavealign.gpu.measure import Options
+
+    terms = validation.Terms(policies, whole_file=heads is None, jobs=cores(), **launched)
+    options = Options(repeats, seconds / 2, seconds, check, limit, dense, cache_control)
+    rows = 0
     with ExitStack() as stack:
         telemetry = stack.enter_context(Telemetry())
         writer = stack.enter_context(ResultWriter(out)) if out else None
-        runs = _Runs(options, telemetry.read().name, quiet)
-        # Everything is planned, and may be refused, before anything runs.
-        plan = [(b, [c for loaded in masks for c in runs.cases(b, *loaded)]) for b in backends]
+        runs = validation.validate(
+            masks,
+            backends,
+            terms,
+            rig,
+            telemetry,
+            options,
+            lambda steps, what: Progress(steps, what, quiet),
+            lambda text: None if quiet else click.echo(text, err=True),
+        )
         try:
-            for backend, case, counters in runs.counted(plan):
+            for case, ran in itertools.groupby(runs, lambda run: run[0]):
                 pairs = []
-                for measured, predicted in runs.run(backend, case, counters, telemetry):
-                    rows.append(measured)
+                for _, measured, predicted in ran:
+                    rows += 1
                     pairs.append((measured, predicted))
                     if writer is not None:
                         writer.write([measured])
                     if as_json:
                         click.echo(measured.to_json())
+                if trace:
+                    path = validation.trace_case(case, Path(trace))
+                    click.echo(f"{path}: traces of {len(case.schedules)} launches", err=True)
                 if not as_json:
-                    _print(backend, case, pairs)
+                    _print(case, pairs)
         except KeyboardInterrupt:
             kept = f" {out} holds them." if out else ""
-            raise Failure(f"interrupted after {len(rows)} rows.{kept}", 1) from None
+            raise Failure(f"interrupted after {rows} rows.{kept}", 1) from None
 
 
-def _require_gpu(asked: bool) -> None:
-    if not asked:
-        raise MissingCapabilityError(
-            "validate measures on a GPU: say --gpu, on a machine that has one. `wavealign sim` "
-            "predicts without."
-        )
-    from wavealign._extras import require
-
-    torch = require("torch", "gpu", "validate --gpu")
-    if not torch.cuda.is_available():
-        why = (
-            "this torch is built without CUDA"
-            if torch.version.cuda is None
-            else "torch finds no CUDA device (driver missing, or none visible)"
-        )
-        raise MissingCapabilityError(
-            f"validate --gpu needs an NVIDIA GPU: {why}. `wavealign doctor` says more."
-        )
-
-
-class _Runs:
-    """What the options mean: cases to measure, and the prediction for each row."""
-
-    def __init__(self, options: dict[str, Any], gpu_name: str, quiet: bool) -> None:
-        from wavealign.gpu.measure import Options
-        from wavealign.sim.devices import device_of_gpu, load_device
-
-        self._given = options
-        self._quiet = quiet
-        name = options["device_name"] or device_of_gpu(gpu_name)
-        self._profile: DeviceProfile | None = None if name is None else load_device(name)
-        self._device = gpu_name if self._profile is None else self._profile.name
-        self._options = Options(
-            regimes=tuple(dict.fromkeys(options["regimes"])),
-            repeats=options["repeats"],
-            settle_s=options["seconds"] / 2,
-            measure_s=options["seconds"],
-            check=options["check"],
-            limit=options["limit"],
-            dense=options["dense"],
-            cache_control=options["cache_control"],
-            seed=options["seed"],
-        )
-
-    def cases(self, backend: Backend, loaded: LoadedMask, head_ids: list[int]) -> Iterator[Case]:
-        """One launch of all heads, or one a head; refused ones raise before anything ran."""
-        import torch
-
-        from wavealign.gpu.measure import Case
-        from wavealign.gpu.sizes import Sizes
-        from wavealign.units import format_heads
-
-        given = self._given
-        properties = torch.cuda.get_device_properties(0)
-        scopes = [[i] for i in range(loaded.mask.H)] if given["per_head"] else [None]
-        for scope in scopes:
-            mask = loaded.mask if scope is None else loaded.mask.select_heads(scope)
-            kv_heads = given["kv_heads"]
-            sizes = Sizes.of(mask, given["batch"], kv_heads, given["head_dim"], given["dtype"])
-            backend.check(sizes, torch.cuda.get_device_capability(0))
-            wave = given["wave"] or properties.multi_processor_count * backend.rows_per_sm(sizes)
-            ids = head_ids if scope is None else [head_ids[scope[0]]]
-            schedules, files = self._schedules(
-                mask, wave, None if given["heads"] is None and scope is None else ids
-            )
-            yield Case(
-                mask,
-                sizes,
-                schedules,
-                loaded.name,
-                format_heads(ids),
-                ids[0] if scope is not None else None,
-                self._device,
-                wave,
-                files,
-            )
-
-    def _schedules(
-        self, mask: Any, wave: int, heads: list[int] | None
-    ) -> tuple[list[Schedule], dict[str, str]]:
-        from wavealign.order import build_schedule
-
-        schedules = [
-            build_schedule(mask, policy, wave, self._given["seed"], cores())
-            for policy in self._given["policies"] or DEFAULT_POLICIES
-        ]
-        files = {}
-        for path in self._given["schedule_paths"]:
-            schedule = fitting_schedule(path, mask, heads)
-            schedules.append(schedule)
-            files[schedule.policy] = path
-        names = [schedule.policy for schedule in schedules]
-        if len(set(names)) < len(names):
-            raise InputError("a policy or schedule is named twice.")
-        return schedules, files
-
-    def counted(
-        self, plan: Sequence[tuple[Backend, list[Case]]]
-    ) -> Iterator[tuple[Backend, Case, dict[str, Counters] | None]]:
-        """The cases in turn, with their counters if they are wanted: a child process a backend."""
-        from wavealign.gpu.measure import count_cases
-
-        for backend, cases in plan:
-            if not self._given["counters"]:
-                yield from ((backend, case, None) for case in cases)
-                continue
-            if not self._quiet:
-                click.echo(f"{backend.name}: reading counters, {len(cases)} launches", err=True)
-            counters = count_cases(backend, cases, self._options)
-            yield from zip([backend] * len(cases), cases, counters, strict=True)
-
-    def run(
-        self,
-        backend: Backend,
-        case: Case,
-        counters: dict[str, Counters] | None,
-        telemetry: Telemetry,
-    ) -> Iterator[Pair]:
-        """Measured rows, each with its prediction."""
-        from wavealign.gpu.measure import measure
-        from wavealign.report.progress import Progress
-
-        schedules = {schedule.policy: schedule for schedule in case.schedules}
-        steps = len(case.schedules) * (len(self._options.regimes) + self._options.check)
-        steps += self._options.check + self._options.dense
-        with Progress(steps, f"{backend.name}, {case.mask_name}", self._quiet) as progress:
-            rows = measure(backend, case, self._options, telemetry, counters, progress.advance)
-            for row in rows:
-                yield row, self._predict(backend, case, schedules[row.policy], row)
-        if self._given["trace"]:
-            self._trace(backend, case)
-
-    def _predict(
-        self, backend: Backend, case: Case, schedule: Schedule, row: Result
-    ) -> Result | None:
-        from wavealign.sim.setup import Setup
-        from wavealign.sim.simulate import run_schedule
-
-        profile, sizes = self._profile, case.sizes
-        unmodelled = sizes.batch > 1 or sizes.heads_per_kv_head > 1
-        if not self._given["predict"] or unmodelled:
-            return None
-        if profile is None or backend.name not in profile.kernels:
-            return None
-        setup = Setup.make(
-            profile,
-            backend.name,
-            wave=case.wave,
-            head_dim=sizes.head_dim,
-            dtype=sizes.dtype,
-            regime=row.regime or "single",
-        )
-        executed = backend.capabilities.layout_for(sizes).executed(schedule)
-        return run_schedule(case.mask, executed, setup, seed=row.seed, name=case.mask_name)
-
-    def _trace(self, backend: Backend, case: Case) -> None:
-        from wavealign.gpu.row_table import TritonRows
-        from wavealign.gpu.trace import write_traces
-
-        assert isinstance(backend, TritonRows)
-        stem = Path(case.mask_name).name + ("" if case.head is None else f"_head{case.head}")
-        path = Path(self._given["trace"]) / f"{stem}.npz"
-        write_traces(path, backend, case.sizes, case.schedules, self._options.seed)
-        click.echo(f"{path}: traces of {len(case.schedules)} launches", err=True)
-
-
-def _print(backend: Backend, case: Case, pairs: list[Pair]) -> None:
+def _print(case: Case, pairs: list[Pair]) -> None:
     from wavealign.report.tables import print_table
     from wavealign.report.validation import costs_line, validation_table, verdict_line
 
-    mask = case.mask
-    first = pairs[0][0]
+    mask, first = case.mask, pairs[0][0]
     click.echo(
-        f"{case.mask_name}, heads {case.heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "
+        f"{first.mask}, heads {first.heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "
         f"{mask.block_kv} tokens, density {mask.density:.3f}; {first.backend_version} on "
-        f"{first.gpu}, driver {first.driver}, {case.wave} rows in flight"
+        f"{first.gpu}, driver {first.driver}, {first.wave} rows in flight"
     )
     for regime in dict.fromkeys(measured.regime for measured, _ in pairs):
         part = [pair for pair in pairs if pair[0].regime == regime]

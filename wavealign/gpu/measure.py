@@ -1,34 +1,42 @@
-"""Measure schedules of one launch on one backend: correctness, times, counters, result rows."""
+"""Measure launches of one mask on one backend: correctness, times, counters, results."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
-import torch
 
 from wavealign._version import __version__
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.correctness import check_launch, check_poke
-from wavealign.gpu.counted import count_launches
 from wavealign.gpu.counters import Counters
 from wavealign.gpu.execution import Execution, resident
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.reference import reference_attention
+from wavealign.gpu.registry import find_backend
+from wavealign.gpu.rig import Rig
 from wavealign.gpu.sizes import Sizes
 from wavealign.gpu.telemetry import Telemetry
-from wavealign.gpu.timing import SingleTime, SteadyTime, time_call, time_single, time_steady
+from wavealign.gpu.timing import SteadyTime, time_call, time_single, time_steady
 from wavealign.masks.block_mask import BlockMask
+from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
-from wavealign.runs.result import Result
-
-Regime = Literal["single", "steady"]
+from wavealign.runs.launch import Launch
+from wavealign.runs.result import Environment, Outcome, Result
 
 _NOT_COUNTED = Counters(kernel="")
 _RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
+_TOKEN_BYTES = 4  # K and V in two bytes each, per element of head_dim
+
+# Fields of an outcome: what counters say, by the same names, and what may stay unknown.
+_COUNTED = (
+    "l2_hit_frac", "lts_sector_hit_frac", "fabric_bytes", "hbm_read_bytes", "hbm_write_bytes",
+    "tensor_active_frac", "clock_ghz",
+)  # fmt: skip
+_UNKNOWN = ("belady_bytes", "imbalance_frac", "energy_j", "gap", "roofline", "bound")
 
 
 @dataclass(frozen=True)
@@ -36,17 +44,14 @@ class Options:
     """What is measured, and how long.
 
     Attributes:
-        regimes: ``"single"``, ``"steady"`` or both.
         repeats: launches per schedule in the single regime.
         settle_s, measure_s: of the steady state, per schedule.
         check: compare each launch with the float32 reference, and poke it.
         limit: also the compute limit of each schedule.
         dense: also the backend's dense attention.
         cache_control: the profiler's: ``"all"`` flushes L2 first, as the simulator assumes.
-        seed: of Q, K and V.
     """
 
-    regimes: tuple[Regime, ...] = ("single",)
     repeats: int = 7
     settle_s: float = 1.0
     measure_s: float = 2.0
@@ -54,244 +59,206 @@ class Options:
     limit: bool = True
     dense: bool = True
     cache_control: str = "all"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Case:
-    """One launch to measure under several schedules, and what its result rows say of it.
-
-    Attributes:
-        mask: for every sequence.
-        sizes: of it, of Q, K and V.
-        schedules: with distinct policies.
-        mask_name: in the result rows.
-        heads, head: see `Result`.
-        device: the profile's name, or the GPU's.
-        wave: rows in flight that the schedules were made for.
-        schedule_files: policy → file, for schedules that were read.
-    """
-
-    mask: BlockMask
-    sizes: Sizes
-    schedules: Sequence[Schedule]
-    mask_name: str
-    heads: str
-    head: int | None
-    device: str
-    wave: int
-    schedule_files: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass
-class _Facts:
-    """What is known of one schedule so far."""
+class _Candidate:
+    """A schedule that is measured, and what is known of it so far."""
 
-    ragged_kv_first: bool
+    schedule: Schedule
+    execution: Execution
     counters: Counters
+    limit: Execution | None = None
     error_frac: float | None = None
     gather_ms: float = 0.0
     scatter_ms: float = 0.0
 
 
+def sizes_of(launch: Launch, mask: BlockMask) -> Sizes:
+    """A launch as backends see it; what it doesn't say is what is usual."""
+    said = {"batch": launch.batch, "kv_heads": launch.kv_heads, "head_dim": launch.head_dim}
+    known: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return Sizes.of(mask, **known, dtype=launch.dtype or "bf16")
+
+
 def measure(
-    backend: Backend,
-    case: Case,
-    options: Options,
+    launches: Sequence[Launch],
+    mask: BlockMask,
+    rig: Rig,
     telemetry: Telemetry,
+    options: Options | None = None,
+    *,
+    backend: Backend | None = None,
+    schedules: Mapping[str, Schedule] | None = None,
     counters: Mapping[str, Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Result]:
-    """Measured rows, one a schedule and regime, as they are known.
+    """Measure launches of one mask that differ in policy and regime alone, timed in turns.
 
     Args:
-        backend: what runs.
-        case: what is run.
+        launches: what runs: one kernel, one seed, one shape.
+        mask: the heads that run.
+        rig, telemetry: of the device that runs them.
         options: what is measured.
-        telemetry: of the GPU that runs.
-        counters: by policy, from `count_cases`, where they were read.
+        backend: the one of the launches' kernel; by default it is found by that name.
+        schedules: by policy, where they are at hand; else they are built.
+        counters: by policy, from `count_launches`, where they were read.
         progress: called with a word on each step.
 
+    Returns:
+        A result a launch as it is known, single launches before those in the steady state.
+
     Raises:
-        InputError: the backend can't compute this sizes.
+        InputError: the backend can't compute this.
         WrongResultError: a launch computed something else.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
-    backend.check(case.sizes, torch.cuda.get_device_capability(device))
-    inputs = Inputs.random(case.sizes, device, options.seed)
-    launches = {s.policy: Execution.of(backend, case.sizes, s, inputs) for s in case.schedules}
-    facts = {
-        s.policy: _Facts(
-            launches[s.policy].lists.layout.ragged_kv_first,
-            (counters or {}).get(s.policy, _NOT_COUNTED),
+    options, first = options or Options(), launches[0]
+    backend = backend or find_backend(first.kernel)
+    sizes = sizes_of(first, mask)
+    backend.check(sizes, rig.compute_capability)
+    if schedules is None:
+        of_policy = {launch.policy: launch for launch in launches}
+        schedules = {p: build_schedule(mask, p, x.wave, x.seed) for p, x in of_policy.items()}
+    inputs = Inputs.random(sizes, rig.device, first.seed)
+    candidates = {
+        policy: _Candidate(
+            schedule,
+            Execution.of(backend, sizes, schedule, inputs),
+            (counters or {}).get(policy, _NOT_COUNTED),
         )
-        for s in case.schedules
+        for policy, schedule in schedules.items()
     }
     if options.check:
-        reference = reference_attention(case.mask, inputs)
-        progress("reference")
-        for schedule in case.schedules:
-            label = f"{backend.name}, {case.mask_name}, {schedule.policy}"
-            launch = launches[schedule.policy]
-            verdict = check_launch(launch, reference, label)
-            check_poke(launch, case.mask, label)
-            facts[schedule.policy].error_frac = verdict.error_frac
-            progress(f"checked {schedule.policy}")
-        del reference
-    for policy, launch in launches.items():
-        launch.run()
-        if launch.moves_rows:
-            facts[policy].gather_ms = time_call(launch.gather)
-            facts[policy].scatter_ms = time_call(launch.scatter)
-    limits: dict[str, Execution] = {}
+        label = f"{backend.name}, {first.mask}"
+        _check(candidates.values(), mask, inputs, label, progress)
+    for candidate in candidates.values():
+        execution = candidate.execution
+        execution.run()
+        if execution.moves_rows:
+            candidate.gather_ms = time_call(execution.gather, rig)
+            candidate.scatter_ms = time_call(execution.scatter, rig)
     if options.limit:
-        block_bytes = 2 * case.sizes.block_kv * case.sizes.head_dim * inputs.k.itemsize
-        limits = {
-            s.policy: Execution.of(
-                backend, case.sizes, resident(s, _RESIDENT_BYTES // block_bytes), inputs
-            )
-            for s in case.schedules
-        }
+        blocks = _RESIDENT_BYTES // (mask.block_kv * sizes.head_dim * _TOKEN_BYTES)
+        for candidate in candidates.values():
+            folded = resident(candidate.schedule, blocks)
+            candidate.limit = Execution.of(backend, sizes, folded, inputs)
     dense_ms = None
     if options.dense:
-        dense = backend.bind_dense(case.sizes, inputs)
-        dense_ms = time_single({"dense": dense.launch}, 3, device)["dense"]
+        dense = backend.bind_dense(sizes, inputs)
+        dense_ms = time_single({"dense": dense.launch}, 3, rig)["dense"].median_ms
         progress("dense")
-    rows = _Rows(backend, case, options, facts, telemetry, dense_ms)
-    if "single" in options.regimes:
-        runs = {policy: launch.run for policy, launch in launches.items()}
-        runs |= {f"{policy} in L2": launch.run for policy, launch in limits.items()}
-        times = time_single(runs, options.repeats, device)
-        for policy in launches:
-            yield rows.single(policy, times[policy], times.get(f"{policy} in L2"))
+    results = _Results(backend, mask, sizes, options, telemetry)
+    single = [launch for launch in launches if launch.regime == "single"]
+    if single:
+        runs = {policy: candidate.execution.run for policy, candidate in candidates.items()}
+        runs |= {f"{p} in L2": c.limit.run for p, c in candidates.items() if c.limit is not None}
+        times = time_single(runs, options.repeats, rig)
+        for launch in single:
+            policy = launch.policy
+            time, limit = times[policy], times.get(f"{policy} in L2")
+            yield results.of(
+                launch,
+                candidates[policy],
+                time_ms=time.median_ms,
+                time_spread_frac=time.spread_frac,
+                repeats=len(time.times_ms),
+                limit_ms=None if limit is None else limit.median_ms,
+                dense_ms=dense_ms,
+                gap=time.median_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
+            )
             progress(f"timed {policy}")
-    if "steady" in options.regimes:
-        for policy, launch in launches.items():
-            steady = time_steady(launch.run, options.settle_s, options.measure_s, telemetry)
-            limit = None
-            if policy in limits:
-                limit = time_steady(
-                    limits[policy].run, options.settle_s, options.measure_s, telemetry
-                )
-            yield rows.steady(policy, steady, limit)
-            progress(f"timed {policy}, steady")
+
+    def settled(execution: Execution) -> SteadyTime:
+        return time_steady(execution.run, options.settle_s, options.measure_s, rig, telemetry)
+
+    for launch in launches:
+        if launch.regime == "steady":
+            candidate = candidates[launch.policy]
+            steady = vars(settled(candidate.execution))
+            in_l2 = None if candidate.limit is None else settled(candidate.limit).time_ms
+            yield results.of(launch, candidate, **steady, limit_ms=in_l2)
+            progress(f"timed {launch.policy}, steady")
 
 
-def count_cases(
-    backend: Backend, cases: Sequence[Case], options: Options
-) -> list[dict[str, Counters]]:
-    """Counters of several cases from one child process: per case, policy → counters.
+def _check(
+    candidates: Iterable[_Candidate],
+    mask: BlockMask,
+    inputs: Inputs,
+    label: str,
+    progress: Callable[[str], None],
+) -> None:
+    reference = reference_attention(mask, inputs)
+    progress("reference")
+    for candidate in candidates:
+        execution, schedule = candidate.execution, candidate.schedule
+        name = f"{label}, {schedule.policy}"
+        candidate.error_frac = check_launch(execution, reference, name).error_frac
+        check_poke(execution, mask, name)
+        progress(f"checked {schedule.policy}")
 
-    Raises:
-        MissingCapabilityError: counters can't be read, or can't be trusted.
-    """
-    work = [(case.mask, case.sizes, case.schedules) for case in cases]
-    counted = count_launches(backend, work, options.seed, options.cache_control)
-    return [
-        dict(zip((s.policy for s in case.schedules), launches, strict=True))
-        for case, launches in zip(cases, counted, strict=True)
-    ]
 
-
-class _Rows:
-    """Result rows of one case."""
+class _Results:
+    """Results of one mask on one backend."""
 
     def __init__(
         self,
         backend: Backend,
-        case: Case,
+        mask: BlockMask,
+        sizes: Sizes,
         options: Options,
-        facts: dict[str, _Facts],
         telemetry: Telemetry,
-        dense: SingleTime | None,
     ) -> None:
-        self._case = case
-        self._options = options
-        self._facts = facts
-        self._dense_ms = None if dense is None else dense.median_ms
-        self._telemetry = telemetry
-        self._backend = backend
-
-    def single(self, policy: str, time: SingleTime, limit: SingleTime | None) -> Result:
-        return self._row(
-            policy, "single", time.median_ms, limit.median_ms if limit else None
-        ).replaced(
-            repeats=len(time.times_ms),
-            time_spread_frac=time.spread_frac,
-        )
-
-    def steady(self, policy: str, time: SteadyTime, limit: SteadyTime | None) -> Result:
-        return self._row(policy, "steady", time.time_ms, limit.time_ms if limit else None).replaced(
-            repeats=time.launches,
-            clock_ghz=time.clock_ghz,
-            energy_j=time.energy_j,
-            power_w=time.power_w,
-            temperature_c=time.temperature_c,
-            throttle=time.throttle,
-        )
-
-    def _row(self, policy: str, regime: Regime, time_ms: float, limit_ms: float | None) -> Result:
-        case, sizes, facts = self._case, self._case.sizes, self._facts[policy]
-        mask = case.mask
-        counters = facts.counters
-        kv_token_bytes = 4 * sizes.head_dim  # K and V in two bytes each
-        read = counters.hbm_read_bytes
-        flops = 4.0 * mask.block_q * mask.block_kv * sizes.head_dim * mask.nnz * sizes.batch
-        dense_ms = self._dense_ms if regime == "single" else None
-        state = self._telemetry.read()
-        requested = counters.l2_requested_bytes
-        asked = mask.nnz * mask.block_kv * kv_token_bytes * sizes.batch
-        return Result.of(
-            source="measured",
-            policy=policy,
-            mask=case.mask_name,
-            mask_digest=mask.digest,
-            heads=case.heads,
-            head=case.head,
-            device=case.device,
-            kernel=self._backend.name,
-            seed=self._options.seed,
-            wave=case.wave,
-            model=None,
-            regime=regime,
-            l2_capacity_bytes=None,
-            kv_block_bytes=mask.block_kv * kv_token_bytes,
-            time_ms=time_ms,
-            l2_hit_frac=counters.l2_hit_frac,
-            lts_sector_hit_frac=counters.lts_sector_hit_frac,
-            l2_requested_bytes=requested if requested is not None else asked,
-            fabric_bytes=counters.fabric_bytes,
-            hbm_read_bytes=read,
-            compulsory_bytes=_compulsory_tokens(mask, sizes) * kv_token_bytes * sizes.batch,
-            belady_bytes=None,
-            imbalance_frac=None,
-            clock_ghz=counters.clock_ghz if regime == "single" else None,
-            energy_j=None,
-            limit_ms=limit_ms,
-            gap=time_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
-            intensity_flop_per_byte=flops / read if read else None,
-            roofline=None,
-            bound=None,
-            version=__version__,
-            tokens_kv=mask.tokens_kv,
-            density=mask.density,
-            batch=sizes.batch,
-            kv_heads=sizes.kv_heads or mask.H,
-            head_dim=sizes.head_dim,
-            dtype=sizes.dtype,
-            counters_ms=counters.time_ms,
-            tensor_active_frac=counters.tensor_active_frac,
-            hbm_write_bytes=counters.hbm_write_bytes,
-            cache_control=None if counters is _NOT_COUNTED else self._options.cache_control,
-            gather_ms=facts.gather_ms,
-            scatter_ms=facts.scatter_ms,
-            dense_ms=dense_ms,
-            error_frac=facts.error_frac,
-            ragged_kv_first=facts.ragged_kv_first,
-            schedule_file=case.schedule_files.get(policy),
+        state = telemetry.read()
+        token_bytes = _TOKEN_BYTES * sizes.head_dim
+        self._mask, self._cache_control = mask, options.cache_control
+        self._blocks = mask.nnz * sizes.batch
+        self._flops = 4.0 * mask.block_q * mask.block_kv * sizes.head_dim * self._blocks
+        self._compulsory_bytes = _compulsory_tokens(mask, sizes) * token_bytes * sizes.batch
+        self._said: dict[str, Any] = {  # of the launch
+            "source": "measured",
+            "mask_digest": mask.digest,
+            "kernel": backend.name,
+            "model": None,
+            "l2_bytes": None,
+            "l2_capacity_bytes": None,
+            "kv_block_bytes": mask.block_kv * token_bytes,
+            "batch": sizes.batch,
+            "kv_heads": sizes.kv_heads or mask.H,
+            "head_dim": sizes.head_dim,
+            "dtype": sizes.dtype,
+            "tokens_kv": mask.tokens_kv,
+            "density": mask.density,
+        }
+        self._environment = Environment(
+            __version__,
             gpu=state.name,
             driver=state.driver,
-            backend_version=self._backend.version(),
+            backend_version=backend.version(),
+        )
+
+    def of(self, launch: Launch, candidate: _Candidate, **timed: Any) -> Result:
+        counters, schedule = candidate.counters, candidate.schedule
+        read, requested = counters.hbm_read_bytes, counters.l2_requested_bytes
+        if requested is None:
+            requested = self._blocks * self._said["kv_block_bytes"]
+        known: dict[str, Any] = dict.fromkeys(_UNKNOWN)
+        known |= {name: getattr(counters, name) for name in _COUNTED}
+        outcome = Outcome(
+            **known | timed,
+            l2_requested_bytes=requested,
+            compulsory_bytes=self._compulsory_bytes,
+            intensity_flop_per_byte=self._flops / read if read else None,
+            counters_ms=counters.time_ms,
+            gather_ms=candidate.gather_ms,
+            scatter_ms=candidate.scatter_ms,
+            error_frac=candidate.error_frac,
+            ragged_kv_first=candidate.execution.lists.layout.ragged_kv_first,
+        )
+        control = None if counters is _NOT_COUNTED else self._cache_control
+        return Result(
+            dataclasses.replace(launch, **self._said, policy=schedule.policy),
+            outcome,
+            dataclasses.replace(self._environment, cache_control=control),
         )
 
 

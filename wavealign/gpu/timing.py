@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
+from wavealign.gpu.rig import Rig
 from wavealign.gpu.telemetry import Telemetry
 
-_APART_CYCLES = 60_000_000  # some 30 ms in which one SM spins: clocks stay up, power falls
-_AHEAD_CYCLES = 2_000_000  # a millisecond: the host has queued the launch before it may start
 _BATCH_S = 0.2
-_FLUSH_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class SteadyTime:
 
     Attributes:
         time_ms: per launch.
-        launches: that were measured.
+        repeats: launches that were measured.
         energy_j: per launch; None where the card counts no energy.
         clock_ghz: median SM clock.
         power_w: median.
@@ -56,7 +51,7 @@ class SteadyTime:
     """
 
     time_ms: float
-    launches: int
+    repeats: int
     energy_j: float | None
     clock_ghz: float | None
     power_w: float | None
@@ -65,89 +60,77 @@ class SteadyTime:
 
 
 def time_single(
-    launches: Mapping[str, Callable[[], object]],
-    repeats: int,
-    device: torch.device,
-    progress: Callable[[], None] = lambda: None,
+    launches: Mapping[str, Callable[[], object]], repeats: int, rig: Rig
 ) -> dict[str, SingleTime]:
     """Time launches one by one, candidates in turn, so that drift hits all of them alike.
 
-    Before each launch one SM spins for some 30 ms while the card cools, and a write of 256 MiB
-    pushes everything else out of L2.
+    Before each launch the card cools while one SM spins, and its L2 is emptied.
+
+    Args:
+        launches: by name.
+        repeats: rounds, in each of which every candidate has a turn.
+        rig: what they run on.
     """
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+    pause = rig.pauser()
     for run in launches.values():
         run()
-    torch.cuda.synchronize(device)
+    rig.synchronize()
     times: dict[str, list[float]] = {name: [] for name in launches}
     names = list(launches)
     for turn in range(repeats):
         # Each round starts with another candidate, so that none always follows the same one.
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            _spin(_APART_CYCLES)
-            flush.fill_(turn)
-            times[name].append(_event_ms(launches[name]))
-            progress()
+            pause(turn)
+            times[name].append(rig.time_ms(launches[name]))
     return {name: SingleTime(tuple(values)) for name, values in times.items()}
 
 
-def time_call(run: Callable[[], object], repeats: int = 5) -> float:
+def time_call(run: Callable[[], object], rig: Rig, repeats: int = 5) -> float:
     """Median ms of a call, after one to warm up."""
     run()
-    return statistics.median(_event_ms(run) for _ in range(repeats))
+    return statistics.median(rig.time_ms(run) for _ in range(repeats))
 
 
 def time_steady(
-    run: Callable[[], None], settle_s: float, measure_s: float, telemetry: Telemetry
+    run: Callable[[], None], settle_s: float, measure_s: float, rig: Rig, telemetry: Telemetry
 ) -> SteadyTime:
     """Repeat a launch until the card has settled, then measure.
 
     Time is wall time between two synchronisations, launches queued behind each other.
+
+    Args:
+        run: starts the launch.
+        settle_s, measure_s: before, and while it is measured.
+        rig, telemetry: of the device that runs it.
     """
-    single_ms = time_call(run, repeats=1)
+    single_ms = time_call(run, rig, repeats=1)
     batch = max(1, round(_BATCH_S * 1e3 / max(single_ms, 1e-3)))
 
     def repeat_for(seconds: float) -> tuple[int, float]:
         count = 0
-        started = time.perf_counter()
-        events: list[torch.cuda.Event] = []
-        while time.perf_counter() - started < seconds:
+        started = rig.seconds()
+        marks: list[Callable[[], None]] = []
+        while rig.seconds() - started < seconds:
             for _ in range(batch):
                 run()
             count += batch
-            events.append(torch.cuda.Event())
-            events[-1].record()
+            marks.append(rig.mark())
             # One batch ahead of the card: it never waits, and the queue stays short.
-            if len(events) > 1:
-                events.pop(0).synchronize()
-        torch.cuda.synchronize()
-        return count, time.perf_counter() - started
+            if len(marks) > 1:
+                marks.pop(0)()
+        rig.synchronize()
+        return count, rig.seconds() - started
 
     repeat_for(settle_s)
     with telemetry.sample() as sampled:
         count, seconds = repeat_for(measure_s)
     state = sampled.summary()
     return SteadyTime(
-        time_ms=1e3 * seconds / count,
-        launches=count,
-        energy_j=None if state.energy_j is None else state.energy_j / count,
-        clock_ghz=state.sm_clock_ghz,
-        power_w=state.power_w,
-        temperature_c=state.temperature_c,
-        throttle=None if state.throttle is None else ",".join(state.throttle),
+        1e3 * seconds / count,
+        count,
+        None if state.energy_j is None else state.energy_j / count,
+        state.sm_clock_ghz,
+        state.power_w,
+        state.temperature_c,
+        None if state.throttle is None else ",".join(state.throttle),
     )
-
-
-def _spin(cycles: int) -> None:
-    torch.cuda._sleep(cycles)
-
-
-def _event_ms(run: Callable[[], object]) -> float:
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
-    _spin(_AHEAD_CYCLES)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)

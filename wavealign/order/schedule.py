@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,27 @@ class Schedule:
                 (H, M, N),
                 file.text("policy"),
             )
+
+    @classmethod
+    def fitting(cls, path: str | Path, mask: BlockMask, heads: Sequence[int] | None) -> Schedule:
+        """A schedule file for these heads of its mask, named after the file and its recipe.
+
+        Args:
+            path: of the file, which may hold more heads than run.
+            mask: the heads that run.
+            heads: their indices in the file; None where all of the file's run.
+
+        Raises:
+            InputError: the file isn't a schedule, or not one of this mask.
+        """
+        schedule = cls.load(path)
+        try:
+            if heads is not None and max(heads) < schedule.shape[0]:
+                schedule = schedule.select_heads(heads)
+            schedule.check(mask)
+        except InputError as problem:
+            raise InputError(f"{path}: {problem}") from problem
+        return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")
 
 
 def inverse(permutation: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:

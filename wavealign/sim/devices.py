@@ -7,11 +7,12 @@ a file of one's own is accepted wherever a device name is. Every figure must nam
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from wavealign.errors import unknown_name
@@ -112,6 +113,11 @@ class DeviceProfile:
         """FLOP per HBM byte where the roofline turns: peak FLOP/s / HBM bandwidth."""
         peak = self.sms * self.flop_per_clock_sm * self.clock_max_ghz * 1e9
         return peak / self.hbm_bytes_per_s
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex digits of a hash of the content: profiles of one name may differ."""
+        return hashlib.sha256(profile_toml(self).encode()).hexdigest()[:16]
 
     def kernel(self, name: str | None) -> KernelProfile:
         """The kernel `name`, or the profile's first.

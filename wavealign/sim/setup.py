@@ -7,8 +7,10 @@ from typing import Literal, cast
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
+from wavealign.runs.launch import Launch
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile, KernelProfile, load_device
 from wavealign.sim.power import REGIMES, Regime
+from wavealign.units import format_heads
 
 Model = Literal["full", "fast"]
 MODELS: tuple[Model, ...] = ("full", "fast")
@@ -102,6 +104,76 @@ class Setup:
             cast(Model, model),
             cast(Regime, regime),
         )
+
+    @classmethod
+    def of(cls, launch: Launch, device: DeviceProfile | None = None) -> Setup:
+        """The terms of a launch, on this profile or on that of ``launch.device``.
+
+        Raises:
+            InputError: as `make`, or a launch that doesn't say how large its heads are.
+        """
+        if launch.head_dim is None or launch.dtype is None:
+            raise InputError(
+                "the launch doesn't say its head_dim and dtype (its file is of an earlier version)."
+            )
+        return cls.make(
+            device or launch.device,
+            launch.kernel,
+            l2_bytes=launch.l2_bytes,
+            wave=launch.wave,
+            head_dim=launch.head_dim,
+            dtype=launch.dtype,
+            model=launch.model or "full",
+            regime=launch.regime,
+        )
+
+    def launch(
+        self,
+        mask: BlockMask,
+        policy: str,
+        seed: int = 0,
+        name: str = "",
+        heads: str | None = None,
+        head: int | None = None,
+    ) -> Launch:
+        """What a simulated run on these terms is.
+
+        Args:
+            mask: the heads that run.
+            policy: recipe of the schedule.
+            seed: of every random choice.
+            name: the mask's name.
+            heads, head: which heads of the mask's file these are; by default all of them.
+        """
+        return Launch(
+            source="simulated",
+            mask=name,
+            mask_digest=mask.digest,
+            heads=heads if heads is not None else format_heads(range(mask.H)),
+            policy=policy,
+            device=self.device.name,
+            kernel=self.kernel.name,
+            wave=self.wave,
+            regime=self.regime,
+            seed=seed,
+            head=head,
+            model=self.model,
+            l2_bytes=self.l2_bytes,
+            l2_capacity_bytes=self.l2_capacity_bytes,
+            kv_block_bytes=self.kv_bytes(mask.block_kv),
+            batch=1,
+            kv_heads=mask.H,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            device_digest=self.device.digest,
+            tokens_kv=mask.tokens_kv,
+            density=mask.density,
+        )
+
+    @property
+    def l2_bytes(self) -> int | None:
+        """The L2 that was asked for; None for the device's own."""
+        return self.l2_capacity_bytes if self.l2_origin == "given" else None
 
     @property
     def partitions(self) -> int:

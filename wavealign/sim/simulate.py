@@ -1,4 +1,4 @@
-"""Simulate schedules: `simulate` for one answer, `run_schedule` inside larger work.
+"""Simulate: a mask under a policy (`simulate`), a launch, or a schedule that is at hand.
 
 docs/simulator.md describes the two models, docs/fidelity.md how far they can be trusted.
 """
@@ -11,13 +11,13 @@ from wavealign._version import __version__
 from wavealign.masks.block_mask import BlockMask, need_block_mask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
-from wavealign.runs.result import Result
+from wavealign.runs.launch import Launch
+from wavealign.runs.result import Environment, Outcome, Result
 from wavealign.sim.bounds import bounds
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile
 from wavealign.sim.power import Timing, clock_and_energy
 from wavealign.sim.setup import Setup
 from wavealign.sim.traffic import Traffic, launch_traffic
-from wavealign.units import format_heads
 
 _BINDS_FROM = 0.05  # share of the cycles from which bandwidth counts as what binds
 
@@ -82,6 +82,40 @@ def simulate(
     return run_schedule(mask, schedule, setup, seed=seed, name=name)
 
 
+def simulate_launch(
+    launch: Launch,
+    mask: BlockMask,
+    device: DeviceProfile | None = None,
+    *,
+    schedule: Schedule | None = None,
+    belady: bool = False,
+) -> Result:
+    """Simulate a launch.
+
+    Args:
+        launch: what runs, and on what; one that says its head_dim and dtype.
+        mask: the heads that run.
+        device: the profile of ``launch.device``; by default that of its name.
+        schedule: the one of ``launch.policy``, where it is at hand; else it is built.
+        belady: see `run_schedule`.
+
+    Returns:
+        The result. Its launch says more: what the mask, the profile and its L2 were.
+
+    Raises:
+        InputError: an unknown policy, device, kernel, model or regime.
+    """
+    setup = Setup.of(launch, device)
+    if schedule is None:
+        schedule = build_schedule(mask, launch.policy, setup.wave, launch.seed)
+    return run_schedule(
+        mask,
+        schedule,
+        setup,
+        seed=launch.seed, name=launch.mask, heads=launch.heads, head=launch.head, belady=belady,
+    )  # fmt: skip
+
+
 def run_schedule(
     mask: BlockMask,
     schedule: Schedule,
@@ -96,36 +130,22 @@ def run_schedule(
     """Simulate a schedule that is known to fit the mask (see `Schedule.check`).
 
     Args:
-        mask, schedule, setup: of the launch.
-        seed, name: of the result; nothing is drawn here.
-        heads, head: which heads of the mask's file these are, see `Launch`.
-        belady: also replay the launch with the best possible replacement, which takes longer than
-            the simulation itself.
+        mask, schedule: what runs.
+        setup: on what.
+        seed, name, heads, head: see `Setup.launch`.
+        belady: also replay the launch with the best possible replacement, which takes longer
+            than the simulation itself.
     """
+    launch = setup.launch(mask, schedule.policy, seed=seed, name=name, heads=heads, head=head)
     with ThreadPoolExecutor(1) as pool:  # beside the simulation, where a core is free
         replay = pool.submit(_belady, mask, schedule, setup) if belady else None
         traffic = launch_traffic(mask, schedule, setup)
         belady_bytes = replay.result() if replay is not None else None
-    device = setup.device
     timing, hbm_ms = launch_times(mask, traffic, setup)
     time_ms = max(timing.time_ms, hbm_ms)
     limits = bounds(mask, schedule, setup, traffic, time_ms)
     requested, read = traffic.requested_bytes, traffic.hbm_read_bytes
-    return Result.of(
-        source="simulated",
-        policy=schedule.policy,
-        mask=name,
-        mask_digest=mask.digest,
-        heads=heads if heads is not None else format_heads(range(mask.H)),
-        head=head,
-        device=device.name,
-        kernel=setup.kernel.name,
-        seed=seed,
-        wave=setup.wave,
-        model=setup.model,
-        regime=setup.regime,
-        l2_capacity_bytes=setup.l2_capacity_bytes,
-        kv_block_bytes=setup.kv_bytes(mask.block_kv),
+    outcome = Outcome(
         time_ms=time_ms,
         l2_hit_frac=1.0 - read / requested if requested else None,
         lts_sector_hit_frac=traffic.sector_hit_frac,
@@ -135,15 +155,15 @@ def run_schedule(
         compulsory_bytes=limits.compulsory_bytes,
         belady_bytes=belady_bytes,
         imbalance_frac=traffic.idle_frac,
-        clock_ghz=timing.clock_ghz if device.power is not None else None,
+        clock_ghz=timing.clock_ghz if setup.device.power is not None else None,
         energy_j=timing.energy_j if time_ms == timing.time_ms else None,
         limit_ms=limits.limit_ms,
         gap=limits.gap,
         intensity_flop_per_byte=limits.intensity_flop_per_byte,
         roofline=limits.roofline,
         bound=_binding(traffic, timing, hbm_ms),
-        version=__version__,
     )
+    return Result(launch, outcome, Environment(__version__))
 
 
 def launch_times(mask: BlockMask, traffic: Traffic, setup: Setup) -> tuple[Timing, float]:

@@ -1,8 +1,28 @@
 """Policy search: trials, spaces, the store that keeps them, and what runs them."""
 
-from wavealign.runs.folder import read_manifest
-from wavealign.runs.launch import Launch
-from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.store import read_trials
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wavealign._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from wavealign.runs.folder import read_manifest
+    from wavealign.runs.launch import Launch
+    from wavealign.runs.trial import TrialRecord
+    from wavealign.sweep.store import read_trials
 
 __all__ = ["Launch", "TrialRecord", "read_manifest", "read_trials"]
+
+SEARCHES = ("grid", "random", "tpe")
+EXECUTORS = ("local", "ray", "dask")
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Launch": "wavealign.runs.launch",
+        "TrialRecord": "wavealign.runs.trial",
+        "read_manifest": "wavealign.runs.folder",
+        "read_trials": "wavealign.sweep.store",
+    },
+)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
-from wavealign.runs.launch import Launch
-from wavealign.sim.devices import DeviceProfile, load_device, profile_toml
+from wavealign.runs.launch import BASELINE, Launch
+from wavealign.sim.devices import DeviceProfile, load_device
 from wavealign.sim.setup import Setup
 from wavealign.sweep.masks import SweepMask
 from wavealign.sweep.space import DEFAULT, Space
 from wavealign.sweep.trial import Inputs
-
-BASELINE = "original"
-OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"}
-"""What is minimised → the field of the result row."""
 
 
 def resolve_conditions(
@@ -67,14 +63,6 @@ def resolve_conditions(
     return list(found.values()), Inputs(launches, devices)
 
 
-def device_digests(devices: dict[str, DeviceProfile]) -> dict[str, str]:
-    """A hash of each profile's content, so that a store notices when one has changed."""
-    return {
-        name: hashlib.sha256(profile_toml(device).encode()).hexdigest()[:16]
-        for name, device in devices.items()
-    }
-
-
 def _setups_of(space: Space, devices: Mapping[str, DeviceProfile]) -> list[tuple[str, Setup]]:
     names = ("device", "kernel", "l2", "wave", "head_dim", "dtype", "model", "regime")
     found = []
@@ -98,19 +86,6 @@ def _setups_of(space: Space, devices: Mapping[str, DeviceProfile]) -> list[tuple
 def _baseline(
     mask: SweepMask, heads: str, part: BlockMask, device: str, setup: Setup, seed: int
 ) -> Launch:
-    return Launch(
-        source="simulated",
-        mask=mask.name,
-        mask_digest=part.digest,
-        heads=heads,
-        policy=BASELINE,
-        device=device,
-        kernel=setup.kernel.name,
-        wave=setup.wave,
-        l2_bytes=setup.l2_capacity_bytes if setup.l2_origin == "given" else None,
-        head_dim=setup.head_dim,
-        dtype=setup.dtype,
-        model=setup.model,
-        regime=setup.regime,
-        seed=seed,
-    )
+    launch = setup.launch(part, BASELINE, seed=seed, name=mask.name, heads=heads)
+    said: dict[str, Any] = {**launch.spec, "device": device}  # a path, where it was given as one
+    return Launch(**said)

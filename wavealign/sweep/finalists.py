@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wavealign.runs.launch import Launch
+from wavealign.runs.launch import BASELINE, OBJECTIVES, Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.conditions import BASELINE, OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def finalists(
         value = getattr(result, field)
         if value is None:
             continue
-        best = groups.setdefault(_launch(spec), {})
+        best = groups.setdefault(launch_on_card(spec), {})
         if spec.policy not in best or value < best[spec.policy][0]:
             best[spec.policy] = (value, spec)
     chosen = []
@@ -86,16 +85,14 @@ def measured_spec(spec: Launch, card: Card, wave: int, seed: int) -> Launch:
     )
 
 
-def _launch(spec: Launch) -> Launch:
-    """What a launch on the card is told apart by: the spec without policy and model."""
-    return dataclasses.replace(
-        spec, policy=BASELINE, wave=0, l2_bytes=None, model=None, seed=0, source="measured"
-    )
+def launch_on_card(spec: Launch) -> Launch:
+    """What launches are told apart by on the card, which has its own wave and L2."""
+    return dataclasses.replace(spec.baseline, wave=0, l2_bytes=None, model=None, seed=0)
 
 
 def launches(specs: Iterable[Launch]) -> list[tuple[Launch, ...]]:
     """Measured specs by what is timed together, in turns: one launch, one seed, one regime."""
     groups: dict[Launch, list[Launch]] = {}
     for spec in specs:
-        groups.setdefault(dataclasses.replace(spec, policy=BASELINE, mask=""), []).append(spec)
+        groups.setdefault(dataclasses.replace(spec.baseline, mask=""), []).append(spec)
     return [tuple(group) for group in groups.values()]

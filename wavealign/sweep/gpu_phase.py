@@ -14,8 +14,8 @@ from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines import Engine, Job
 from wavealign.sweep.engines.local import LocalEngine
-from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
-from wavealign.sweep.run import run_jobs
+from wavealign.sweep.finalists import Card, finalists, launch_on_card, launches, measured_spec
+from wavealign.sweep.run import Stages, run_jobs
 from wavealign.sweep.silicon import find_card, inspect_launch, measure_launch
 from wavealign.sweep.store import Store
 from wavealign.sweep.trial import Inputs
@@ -28,12 +28,12 @@ class GpuPhase:
     Attributes:
         card: the GPU.
         device: whose simulated trials propose.
-        waves: launch (a baseline's mask, kernel, head_dim and dtype) → rows in flight.
+        waves: launch (see `launch_on_card`) → rows in flight.
     """
 
     card: Card
     device: str
-    waves: dict[tuple[str, str, int, str], int]
+    waves: dict[Launch, int]
 
 
 def require_gpu(executor: str) -> None:
@@ -71,7 +71,7 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
             return found
         return inspect_launch(spec, inputs.masks[spec.mask_digest])
 
-    card = on_gpu(_card_of, baselines[0]) if on_gpu is not None else find_card()
+    card = on_gpu(find_card, baselines[0]) if on_gpu is not None else find_card()
     device = next((n for n, d in inputs.devices.items() if d.name == card.device), None)
     if device is None:
         raise InputError(
@@ -80,8 +80,9 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
         )
     waves = {}
     for spec in baselines:
-        if spec.device == device and _launch(spec) not in waves:
-            found, waves[_launch(spec)] = ask(spec)
+        launch = launch_on_card(spec)
+        if spec.device == device and launch not in waves:
+            found, waves[launch] = ask(spec)
             if found.device != card.device:
                 raise InputError(
                     f"--gpu: the cluster has an {card.name} and an {found.name}; measure on one "
@@ -97,7 +98,7 @@ def measure_finalists(
     store: Store,
     objective: str,
     count: int,
-    on_start: Callable[[int], None],
+    stages: Stages,
     on_trial: Callable[[TrialRecord, bool], None],
 ) -> None:
     """Measure the best simulated policies of each mask, and `original`.
@@ -109,27 +110,22 @@ def measure_finalists(
         inputs: masks and devices.
         store: of the sweep.
         objective, count: see `finalists`.
-        on_start: told how many trials there are.
+        stages: told how many trials there are.
         on_trial: see `run_jobs`.
     """
     proposed = finalists(store.records.values(), objective, count, phase.device)
     seed = min((spec.seed for spec in proposed), default=0)
-    specs = [measured_spec(spec, phase.card, phase.waves[_launch(spec)], seed) for spec in proposed]
+    waves = (phase.waves[launch_on_card(spec)] for spec in proposed)
+    specs = [
+        measured_spec(spec, phase.card, wave, seed)
+        for spec, wave in zip(proposed, waves, strict=True)
+    ]
     jobs = [Job(group, measure_launch, gpu=True) for group in launches(specs)]
-    on_start(len(specs))
     gpus = getattr(engine, "gpus", 0)
-    if gpus:
-        run_jobs(jobs, store, engine, gpus, on_trial)
-        return
-    masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
-    with LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1) as here:
-        run_jobs(jobs, store, here, 1, on_trial)
-
-
-def _card_of(spec: Launch, mask: object) -> Card:
-    del spec, mask
-    return find_card()
-
-
-def _launch(spec: Launch) -> tuple[str, str, int, str]:
-    return spec.mask_digest, spec.kernel, spec.head_dim, spec.dtype
+    with stages(len(specs), "measured"):
+        if gpus:
+            run_jobs(jobs, store, engine, gpus, on_trial)
+            return
+        masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
+        with LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1) as here:
+            run_jobs(jobs, store, here, 1, on_trial)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines import Engine, Job
 from wavealign.sweep.search import Search
 from wavealign.sweep.store import Store
+
+Stages = Callable[[int, str], AbstractContextManager[object]]
+"""Begins a stage of at most so many trials, which are ``"simulated"`` or ``"measured"``."""
 
 
 def run_search(

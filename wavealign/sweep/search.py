@@ -10,39 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wavealign._extras import require
 from wavealign.errors import InputError
-from wavealign.runs.launch import Launch
+from wavealign.runs.launch import OBJECTIVES, Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.conditions import OBJECTIVES
 from wavealign.sweep.space import Range, Space, Value, fill
 
 if TYPE_CHECKING:
     import optuna.trial
 
-SEARCHES = ("grid", "random", "tpe")
-
-
-class Search(Protocol):
-    """What a sweep asks for trials.
-
-    Attributes:
-        total: trials that it will ask for, at most.
-        learns: whether a trial depends on how those before it ended.
-    """
-
-    total: int
-    learns: bool
-
-    def ask(self) -> Launch | None:
-        """The next trial; None when there are no more."""
-
-    def tell(self, record: TrialRecord) -> None:
-        """How a trial ended."""
+    from wavealign.sweep.store import Draws
 
 
 class GridSearch:
@@ -80,7 +61,7 @@ class GridSearch:
         self._left = iter(specs.values())
 
     def ask(self) -> Launch | None:
-        """The next combination."""
+        """The next combination; None when there are no more."""
         return next(self._left, None)
 
     def tell(self, record: TrialRecord) -> None:
@@ -113,7 +94,7 @@ class DrawnSearch:
         trials: int,
         seed: int,
         objective: str,
-        log: DrawLog,
+        log: Draws,
     ) -> None:
         library = require("optuna", "sweep", f"--search {kind}")
         library.logging.set_verbosity(library.logging.WARNING)
@@ -176,17 +157,8 @@ class DrawnSearch:
         return fill(template, values, base.wave, base.seed)
 
 
-class DrawLog(Protocol):
-    """What keeps the draws of a search.
-
-    Attributes:
-        draws: draw number → values by name.
-    """
-
-    draws: dict[int, dict[str, Any]]
-
-    def add(self, number: int, values: dict[str, Any]) -> None:
-        """Keep a draw, before its trial runs."""
+Search = GridSearch | DrawnSearch
+"""What a sweep asks for trials: at most `total`; `learns`: one depends on how others ended."""
 
 
 def make_search(
@@ -196,7 +168,7 @@ def make_search(
     trials: int | None,
     seed: int,
     objective: str,
-    log: DrawLog,
+    log: Draws,
     note: Callable[[str], None],
 ) -> Search:
     """The strategy by its name.

@@ -1,12 +1,10 @@
-"""Silicon decides: measure finalists on a GPU through `wavealign.gpu.measure`."""
+"""Silicon decides: measure finalists on a GPU, on the road that `validate` takes."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from wavealign._extras import require
-from wavealign.errors import MissingCapabilityError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order import build_schedule
 from wavealign.runs.launch import Launch
@@ -15,35 +13,19 @@ from wavealign.sim.devices import device_of_gpu
 from wavealign.sweep.finalists import Card
 from wavealign.sweep.trial import failed, worker_name
 
-if TYPE_CHECKING:
-    from wavealign.gpu.sizes import Sizes
 
-
-def find_card() -> Card:
-    """This machine's GPU.
+def find_card(*_: object) -> Card:
+    """This machine's GPU, whatever is to run on it.
 
     Raises:
         MissingCapabilityError: there is none, or torch isn't installed or can't use it.
     """
-    torch = require("torch", "gpu", "sweep --gpu")
-    require("pynvml", "gpu", "sweep --gpu")
-    if not torch.cuda.is_available():
-        why = (
-            "this torch is built without CUDA"
-            if torch.version.cuda is None
-            else "torch finds no CUDA device (driver missing, or none visible)"
-        )
-        raise MissingCapabilityError(
-            f"sweep --gpu needs an NVIDIA GPU: {why}. `wavealign doctor` says more; without --gpu "
-            "the sweep is simulated."
-        )
-    properties = torch.cuda.get_device_properties(0)
-    return Card(
-        properties.name,
-        device_of_gpu(properties.name) or properties.name,
-        properties.multi_processor_count,
-        (properties.major, properties.minor),
-    )
+    from wavealign.gpu.rig import find_gpu
+
+    for module in ("torch", "pynvml"):
+        require(module, "gpu", "sweep --gpu")
+    rig = find_gpu("sweep --gpu", "; without --gpu the sweep is simulated")
+    return Card(rig.name, device_of_gpu(rig.name) or rig.name, rig.sms, rig.compute_capability)
 
 
 def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
@@ -59,19 +41,13 @@ def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
         MissingCapabilityError: no GPU, or the backend isn't installed.
         InputError: a kernel that is no backend, or that can't compute this launch.
     """
-    from wavealign.gpu.registry import find_backend
-
     card = find_card()
-    backend, sizes = find_backend(spec.kernel), sizes_of(spec, mask)
-    backend.check(sizes, card.compute_capability)
-    return card, card.sms * backend.rows_per_sm(sizes)
+    from wavealign.gpu.measure import sizes_of
+    from wavealign.gpu.registry import find_backend
+    from wavealign.gpu.rig import CudaRig
+    from wavealign.validation import rows_in_flight
 
-
-def sizes_of(spec: Launch, mask: BlockMask) -> Sizes:
-    """The launch of a spec, as backends see it."""
-    from wavealign.gpu.sizes import Sizes
-
-    return Sizes.of(mask, head_dim=spec.head_dim, dtype=spec.dtype)
+    return card, rows_in_flight(find_backend(spec.kernel), sizes_of(spec, mask), CudaRig())
 
 
 def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialRecord]:
@@ -83,49 +59,27 @@ def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialReco
         specs: measured ones that differ in policy alone.
         mask: the heads that run.
     """
-    from wavealign.gpu.measure import Case, Options, measure
-    from wavealign.gpu.registry import find_backend
+    from wavealign.gpu.measure import measure
+    from wavealign.gpu.rig import CudaRig
     from wavealign.gpu.telemetry import Telemetry
 
-    first = specs[0]
     start = time.perf_counter()
     records: dict[str, TrialRecord] = {}
     planning_ms: dict[str, float] = {}
-    schedules = []
+    schedules = {}
     error = ""
     try:
         for spec in specs:
             planning_start = time.perf_counter()
-            schedules.append(build_schedule(mask, spec.policy, spec.wave, spec.seed))
+            schedules[spec.policy] = build_schedule(mask, spec.policy, spec.wave, spec.seed)
             planning_ms[spec.policy] = (time.perf_counter() - planning_start) * 1e3
-        case = Case(
-            mask,
-            sizes_of(first, mask),
-            schedules,
-            first.mask,
-            first.heads,
-            None,
-            first.device,
-            first.wave,
-        )
-        steady = first.regime == "steady"
-        options = Options(regimes=("steady",) if steady else ("single",), seed=first.seed)
-        by_policy = {spec.policy: spec for spec in specs}
         with Telemetry() as telemetry:
-            for row in measure(find_backend(first.kernel), case, options, telemetry):
-                spent = time.perf_counter() - start
-                records[row.policy] = TrialRecord(
-                    by_policy[row.policy],
-                    "done",
-                    row,
-                    None,
-                    planning_ms[row.policy],
-                    spent / len(specs),
-                    worker_name(),
+            rows = measure(specs, mask, CudaRig(), telemetry, schedules=schedules)
+            for spec, row in zip(specs, rows, strict=True):
+                spent = (time.perf_counter() - start) / len(specs)
+                records[spec.policy] = TrialRecord(
+                    spec, "done", row, None, planning_ms[spec.policy], spent, worker_name()
                 )
     except Exception as problem:  # a trial that fails is a result, too
         error = f"{type(problem).__name__}: {problem}"
-    return [
-        records.get(spec.policy) or failed(spec, error or "the kernel gave no row")
-        for spec in specs
-    ]
+    return [records.get(spec.policy) or failed(spec, error) for spec in specs]

@@ -19,9 +19,6 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.order import parse_policy
 from wavealign.units import parse_size
 
-CONDITION_AXES = (
-    "device", "kernel", "l2", "wave", "model", "regime", "seed", "heads", "head_dim", "dtype",
-)  # fmt: skip
 OWN_PLACES = ("wave", "seed")
 """What a template may name without a parameter of that name: the trial's own."""
 
@@ -38,6 +35,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "head_dim": (128,),
     "dtype": ("bf16",),
 }
+CONDITION_AXES = tuple(_DEFAULTS)
 _WHOLE = {"wave": 1, "seed": 0, "head_dim": 1}  # axes of whole numbers, and the lowest
 
 Value = str | int | float

@@ -13,8 +13,7 @@ from wavealign.order import build_schedule
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sim.setup import Setup
-from wavealign.sim.simulate import run_schedule
+from wavealign.sim.simulate import simulate_launch
 
 
 @dataclass(frozen=True)
@@ -49,28 +48,10 @@ def run_trial(
     planning_ms: float | None = None
     result, error = None, None
     try:
-        setup = Setup.make(
-            device,
-            spec.kernel,
-            l2_bytes=spec.l2_bytes,
-            wave=spec.wave,
-            head_dim=spec.head_dim,
-            dtype=spec.dtype,
-            model=spec.model or "full",
-            regime=spec.regime,
-        )
         planning_start = time.perf_counter()
         schedule = build_schedule(mask, spec.policy, spec.wave, spec.seed)
         planning_ms = (time.perf_counter() - planning_start) * 1e3
-        result = run_schedule(
-            mask,
-            schedule,
-            setup,
-            seed=spec.seed,
-            name=spec.mask,
-            heads=spec.heads,
-            belady=belady,
-        )
+        result = simulate_launch(spec, mask, device, schedule=schedule, belady=belady)
     except Exception as problem:  # a trial that fails is a result, too
         error = f"{type(problem).__name__}: {problem}"
     return TrialRecord(

@@ -17,7 +17,6 @@ from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
 from wavealign.sweep.trial import Inputs, failed, run_trial
 
-EXECUTORS = ("local", "ray", "dask")
 MAX_DEATHS = 2
 
 
@@ -84,7 +83,7 @@ def make_engine(name: str, inputs: Inputs, jobs: int, address: str | None) -> En
     """The engine of this name, not yet started.
 
     Args:
-        name: of `EXECUTORS`.
+        name: of `wavealign.sweep.EXECUTORS`.
         inputs: masks and devices, sent once to each node.
         jobs: workers, where the engine starts its own.
         address: of a running cluster; None to start one on this machine.
