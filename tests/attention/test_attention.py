@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from attention_cases import BLOCK, blocks, dense_attention, inputs
-from helpers import random_mask
+from helpers import nothing_waits, random_mask
 
 import wavealign
 from wavealign.errors import InputError, MissingCapabilityError
@@ -256,3 +256,23 @@ def test_on_a_gpu(backend, policy):
     out = wavealign.attend(q, k, v, batched, backend=backend, policy=policy)
     expected = wavealign.attend(q, k, v, batched, backend="reference", policy="original")
     assert float((out.float() - expected.float()).norm() / expected.float().norm()) < 8e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("B", [1, 2])
+def test_nothing_waits_for_the_gpu(B):
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 4, n, 128, device="cuda", generator=generator).bfloat16()
+        for n in (1100, 1400, 1400)
+    )
+    masks = [torch.rand(B, 4, 9, 11, device="cuda", generator=generator) < 0.5 for _ in range(3)]
+    site = wavealign.Attention(policy="nnz/shuffled+sawtooth", backend="triton")
+    planned = wavealign.plan(masks[2], "lockstep", tokens=(1100, 1400), backend="triton")
+    site(q, k, v, masks[0])  # compiles, and copies what is drawn on the host
+    with nothing_waits():
+        out = site(q, k, v, masks[1])
+        by_plan = wavealign.attend(q, k, v, plan=planned)
+    for found, mask in ((out, masks[1]), (by_plan, masks[2])):
+        expected = wavealign.attend(q, k, v, mask, backend="reference", policy="original")
+        assert float((found.float() - expected.float()).norm() / expected.float().norm()) < 8e-3

@@ -1,11 +1,13 @@
 """What surrounds the kernels, on the CPU: moves, the reference, the checks, refusals, the CLI."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import dense_attention, random_mask
+from helpers import ROOT, dense_attention, random_mask
 
 from wavealign.cli import main
 from wavealign.errors import InputError, MissingCapabilityError
@@ -167,6 +169,18 @@ def test_a_wrong_kernel_is_caught(fault, check, said):
     }
     with pytest.raises(WrongResultError, match=said):
         checks[check]()
+
+
+def test_our_own_kernel_in_the_interpreter():
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "tests/interpreted_row_table.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "equal"
 
 
 def test_backends_are_found_by_name_and_never_replaced():
