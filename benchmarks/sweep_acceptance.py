@@ -124,7 +124,7 @@ def independent(processes: int, seconds: float = 1.0) -> int:
 
 def scaling() -> None:
     from wavealign.sweep.conditions import resolve_conditions
-    from wavealign.sweep.engines import Job
+    from wavealign.sweep.engines.job import Job
     from wavealign.sweep.engines.local import LocalEngine
     from wavealign.sweep.masks import find_masks
     from wavealign.sweep.search import GridSearch

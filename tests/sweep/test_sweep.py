@@ -22,7 +22,7 @@ from wavealign.sim.simulate import run_schedule
 from wavealign.sweep import gpu_phase as gpu_phase_module
 from wavealign.sweep import read_trials
 from wavealign.sweep.conditions import resolve_conditions
-from wavealign.sweep.engines import Job, run_job
+from wavealign.sweep.engines.job import Job, run_job
 from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
 from wavealign.sweep.masks import find_masks
 from wavealign.sweep.run import run_search

@@ -20,7 +20,8 @@ from wavealign.masks import save_mask
 from wavealign.sweep import read_trials
 from wavealign.sweep import run as run_module
 from wavealign.sweep.conditions import resolve_conditions
-from wavealign.sweep.engines import Job, make_engine
+from wavealign.sweep.engines import make_engine
+from wavealign.sweep.engines.job import Job
 from wavealign.sweep.export import sorted_done
 from wavealign.sweep.masks import find_masks
 from wavealign.sweep.run import run_search

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines import Engine, Job
+from wavealign.sweep.engines.job import Engine, Job
 from wavealign.sweep.engines.local import LocalEngine
 from wavealign.sweep.finalists import Card, finalists, launch_on_card, launches, measured_spec
 from wavealign.sweep.run import Stages, run_jobs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines import Engine, Job
+from wavealign.sweep.engines.job import Engine, Job
 from wavealign.sweep.search import Search
 from wavealign.sweep.store import Store
 

@@ -25,7 +25,7 @@ from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sweep.engines import Job, run_job
+from wavealign.sweep.engines.job import Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.trial import Inputs
 

@@ -11,7 +11,7 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError, WaveAlignError
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines.job import MAX_DEATHS, Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.trial import Inputs
 

@@ -10,7 +10,7 @@ from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines.job import MAX_DEATHS, Job, run_job
 from wavealign.sweep.trial import Inputs
 
 Answer = TypeVar("Answer")

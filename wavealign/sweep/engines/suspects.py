@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines import MAX_DEATHS, Job
+from wavealign.sweep.engines.job import MAX_DEATHS, Job
 
 
 class Suspects:
