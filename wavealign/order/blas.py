@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,10 +19,22 @@ class SingleThreadedBlas:
     """
 
     def __init__(self) -> None:
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._setter = ThreadPoolExecutor(1, thread_name_prefix="blas-limit")
         self._inside = 0
         self._limits: threadpool_limits | None = None
+
+    def _begin_anew(self) -> None:
+        """In a forked child: whichever thread held the lock, or set the limit, is gone."""
+        limits = self._limits if self._inside else None
+        self._begin()
+        if limits is not None:
+            limits.restore_original_limits()
 
     def __enter__(self) -> None:
         with self._lock:
