@@ -174,10 +174,7 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     launch, shape = _launch(q[None, None], k[None, None], params)
     rows = launch.blocks_per_tile
     scores = torch.zeros(
-        max(launch.tiles * rows, shape.columns),
-        shape.columns,
-        dtype=torch.float32,
-        device=q.device,
+        max(launch.tiles * rows, shape.columns), shape.columns, dtype=torch.float32, device=q.device
     )
     for first in launch.chunks():
         launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])

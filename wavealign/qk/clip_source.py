@@ -19,13 +19,7 @@ from torch.nn import functional
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.qk.clip import read_frames
-from wavealign.qk.concentration import (
-    PROFILES,
-    key_share,
-    scale_for,
-    sorted_logits,
-    target_shares,
-)
+from wavealign.qk.concentration import PROFILES, key_share, scale_for, sorted_logits, target_shares
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.rope import axial_angles, rotate
 from wavealign.qk.sources import InMemory

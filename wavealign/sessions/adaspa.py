@@ -21,13 +21,7 @@ from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k
 from wavealign.numbers import number, share
-from wavealign.sessions.rule import (
-    Found,
-    Memory,
-    SearchesAtSteps,
-    StepCall,
-    all_finite,
-)
+from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 _GOOD_RECALL = 0.8
 _OVERFLOW = (

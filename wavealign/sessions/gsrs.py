@@ -23,13 +23,7 @@ from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
 from wavealign.numbers import share, shares
-from wavealign.sessions.rule import (
-    Found,
-    Memory,
-    SearchesAtSteps,
-    StepCall,
-    all_finite,
-)
+from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 SELECTS = ("top-p", "top-k")
 

@@ -22,13 +22,7 @@ from torch import Tensor
 from wavealign.errors import InputError
 from wavealign.methods.context import keep_text
 from wavealign.numbers import number, whole_number
-from wavealign.sessions.rule import (
-    Action,
-    Found,
-    Memory,
-    StepCall,
-    run_length,
-)
+from wavealign.sessions.rule import Action, Found, Memory, StepCall, run_length
 
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
 
