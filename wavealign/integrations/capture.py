@@ -232,7 +232,8 @@ def _folder(folder: str | Path) -> Path:
 
 def timestep_of(given: Any) -> float | None:
     """The timestep of a call. Of tokens that are given (image to video) it is 0 all along."""
-    return float(given.max() if isinstance(given, Tensor) else given) if given is not None else None
+    value = given.max() if isinstance(given, Tensor) else given
+    return None if value is None else float(value)
 
 
 def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:
