@@ -54,33 +54,19 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
     return _causal_choice(scores, params, first_chunk)[:blocks, :blocks]
 
 
-def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """The block masks of all heads of a batch, bool ``(B, H, M, N)``.
+def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor | None:
+    """The block masks of all heads of a batch, bool ``(B, H, M, N)``; None where not `fused`.
 
-    Where `fused` allows, all heads at once and without waiting for the GPU. Memory beside the
-    masks is then `SCRATCH_BYTES` of `_xattention_kernels`, whatever the length and the heads: row
-    tiles are worked through in chunks, and one of 128 cell rows takes about 576·N bytes.
+    All heads at once and without waiting for the GPU. Memory beside the masks is `SCRATCH_BYTES` of
+    `_xattention_kernels`, whatever the length and the heads: row tiles are worked through in
+    chunks, and one of 128 cell rows takes about 576·N bytes.
 
     Args:
         q: queries ``(B, H, L, D)``, any strides.
         k: keys ``(B, H', L, D)``, H' a divisor of H.
         params: see `XAttention`.
     """
-    if fused(q, k, params):
-        return _fused_heads(q, k, params)
-    group = q.shape[1] // k.shape[1]
-    context = HeadContext(0, q.shape[2])
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    xattention(one, keys[h // group], params, context)
-                    for h, one in enumerate(queries)
-                ]
-            )
-            for queries, keys in zip(q, k, strict=True)
-        ]
-    )
+    return _fused_heads(q, k, params) if fused(q, k, params) else None
 
 
 def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:

@@ -189,16 +189,15 @@ class Session:
                 out = self._full(*qkv)
         elif action == "reuse":
             with watch.measure("reused", device):
-                q, k, v = map(state.order.forward, qkv)
-                out = state.order.back(self._by_plan(state, q, k, v))
+                out = self._by_plan(state, *map(state.order.forward, qkv))
+                out = state.order.back(out)
         else:
             with watch.measure("searched", device):
                 found = self._search(step, state, qkv)
                 out = state.order.back(found.out)
             longest = self._look(found, step, layer, branch)
-            bits, all_blocks = state.memory.candidates, state.prepared.sizes.N
-            among = None if bits is None else mask_from_packed(bits, all_blocks)
-            evaluated = 1.0 if among is None else among.mean(dtype=torch.float32)
+            bits, N = state.memory.candidates, state.prepared.sizes.N
+            evaluated = 1.0 if bits is None else mask_from_packed(bits, N).mean(dtype=torch.float32)
             with watch.measure("planned", device):
                 state = self._remember(state, found, self.rule.uses(step), longest)
             policies = tuple(dict.fromkeys(state.plan.policies)) if state.plan is not None else ()
