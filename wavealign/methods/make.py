@@ -113,8 +113,7 @@ def head_mask(
 
     Args:
         method: a method that looks at Q and K.
-        q: float ``(L, D)``.
-        k: float ``(L, D)``.
+        q, k: float ``(L, D)``.
         params: default where None.
         context: where the tokens lie; by default no grid and no text.
         site: what `context` was called.

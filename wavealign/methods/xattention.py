@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from wavealign._extras import installed
 from wavealign.methods.context import HeadContext
 from wavealign.methods.params import XAttention
-from wavealign.methods.select import top_p
+from wavealign.methods.select import mask_future, top_p
 
 if TYPE_CHECKING:
     from wavealign.methods._xattention_kernels import Launch, Shape
@@ -34,8 +34,7 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `XAttention`.
         context: not used.
     """
@@ -188,8 +187,7 @@ def _torch_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         if masked:
             logits[:, cells - masked :] = -math.inf
         if params.causal:
-            index = torch.arange(start, stop, device=q.device)
-            logits.masked_fill_(torch.arange(cells, device=q.device) > index[:, None], -math.inf)
+            mask_future(logits, first_query=start)
         logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         mass = logits.view(stop - start, blocks, per_block).sum(-1)
         mass /= mass.sum(-1, keepdim=True)

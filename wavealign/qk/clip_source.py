@@ -79,11 +79,8 @@ class ClipSource(InMemory):
         """
         if profile is not None and profile not in PROFILES:
             raise unknown_name("profile", profile, [*PROFILES, "none"])
-        if (
-            not layers
-            or len(set(layers)) != len(layers)
-            or not set(layers) <= set(range(vit.layers))
-        ):
+        once = {layer for layer in layers if 0 <= layer < vit.layers}
+        if not layers or len(once) != len(layers):
             raise InputError(
                 f"layers {list(layers)}: expected some of 0 to {vit.layers - 1}, each once."
             )
