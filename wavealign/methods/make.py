@@ -206,23 +206,6 @@ def _context_of_call(
     return context or site or HeadContext(0, tokens)
 
 
-def ordered(
-    source: QKSource, head: int, context: HeadContext, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys of a head, checked, in token order, on the device.
-
-    Args:
-        source: of Q and K, in raster order.
-        head: its place in the source.
-        context: holds the token order.
-        device: where to compute.
-
-    Raises:
-        InputError: NaN or inf.
-    """
-    return place_tokens(source.read(head), context, device, f"head {head}")
-
-
 def place_tokens(
     qk: tuple[Tensor, Tensor], context: HeadContext, device: str, told: str
 ) -> tuple[Tensor, Tensor]:
@@ -276,7 +259,10 @@ def _some_heads(
         return [np.asarray(function(params, context), dtype=np.bool_) for context in contexts]
     assert source is not None
     with torch.inference_mode():
-        pairs = [ordered(source, context.head, context, device) for context in contexts]
+        pairs = [
+            place_tokens(source.read(context.head), context, device, f"head {context.head}")
+            for context in contexts
+        ]
         # One head is no copy, and several are no more than go to the device at once.
         q, k = (x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*pairs, strict=True))
         found = _all_heads(method, q[None], k[None], params, contexts)[0]

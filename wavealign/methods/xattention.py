@@ -42,7 +42,7 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
         return _fused_heads(q[None, None], k[None, None], params)[0, 0]
     L = len(q)
     blocks = math.ceil(L / params.block)
-    scores = _torch_scores(q, k, params)
+    scores = antidiagonal_scores(q, k, params)
     if not params.causal:
         keep = top_p(scores, params.threshold, params.top_p)
         if params.forced_column:
@@ -71,8 +71,8 @@ def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor | None:
 def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     from wavealign.methods._select_kernels import launch_top_p
 
-    launch, shape = _launch(q, k, params)
-    B, H = q.shape[:2]
+    launch = _launch(q, k, params)
+    shape, (B, H) = launch.shape, q.shape[:2]
     keep = torch.empty(B * H, shape.blocks, shape.blocks, dtype=torch.bool, device=q.device)
     rows = launch.blocks_per_tile
     buffer = torch.empty(launch.chunk * rows, shape.columns, dtype=torch.float32, device=q.device)
@@ -109,12 +109,11 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
     return shape.fits(default_tile(q.device)) and shape.columns <= MOST_COLUMNS
 
 
-def _launch(q: Tensor, k: Tensor, params: XAttention) -> tuple[Launch, Shape]:
+def _launch(q: Tensor, k: Tensor, params: XAttention) -> Launch:
     from wavealign.methods import _xattention_kernels as kernels
 
-    shape = _shape(q.shape[2], q.shape[3], params)
-    tile = kernels.default_tile(q.device)
-    return kernels.Launch(q, k, shape, tile, kernels.SCRATCH_BYTES), shape
+    shape, tile = _shape(q.shape[2], q.shape[3], params), kernels.default_tile(q.device)
+    return kernels.Launch(q, k, shape, tile, kernels.SCRATCH_BYTES)
 
 
 def _shape(tokens: int, head_dim: int, params: XAttention) -> Shape:
@@ -154,20 +153,6 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         q, k: ``(tokens, D)`` of one head.
         params: of the method.
     """
-    if not fused(q, k, params):
-        return _torch_scores(q, k, params)
-    launch, shape = _launch(q[None, None], k[None, None], params)
-    rows = launch.blocks_per_tile
-    scores = torch.zeros(
-        max(launch.tiles * rows, shape.columns), shape.columns, dtype=torch.float32, device=q.device
-    )
-    for first in launch.chunks():
-        launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])
-    return scores[: shape.columns]
-
-
-def _torch_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """`antidiagonal_scores` in float32 (the sums of a softmax's shares come in chunks of rows)."""
     L, D = q.shape
     S = params.stride
     padding = -L % _multiple(L, params)

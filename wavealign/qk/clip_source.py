@@ -79,7 +79,7 @@ class ClipSource(InMemory):
         """
         if profile is not None and profile not in PROFILES:
             raise unknown_name("profile", profile, [*PROFILES, "none"])
-        once = {layer for layer in layers if 0 <= layer < vit.layers}
+        once = {*layers} & {*range(vit.layers)}
         if not layers or len(once) != len(layers):
             raise InputError(
                 f"layers {list(layers)}: expected some of 0 to {vit.layers - 1}, each once."

@@ -85,16 +85,11 @@ class Gsrs(SearchesAtSteps):
         del attend
         among = memory.candidates
         found = attend_with_importance(
-            call.q,
-            call.k,
-            call.v,
-            block=call.block,
+            call.q, call.k, call.v, block=call.block, schedule=call.schedule,
             candidates=among if call.schedule is None else None,
-            schedule=call.schedule,
-        )
+        )  # fmt: skip
         if self.select == "top-k":
-            count = max(1, round(self.keep * found.weights.shape[-1]))
-            keep = select_top_k(found.weights, count)
+            keep = select_top_k(found.weights, round(self.keep * found.weights.shape[-1]))
         else:
             keep = select_top_p(found.weights, self.p[self.search_steps.index(call.step)], among)
         if self.dense_text:

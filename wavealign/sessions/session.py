@@ -22,7 +22,7 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.numbers import block_size, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
-from wavealign.sessions.layer_state import LayerState, check_signature, check_step
+from wavealign.sessions.layer_state import LayerState, Signature, check_step, told
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
 from wavealign.sessions.rule import Found, Rule, StepCall
 from wavealign.sessions.statistics import Statistics, Tally
@@ -220,9 +220,14 @@ class Session:
                 f"{where}: q is {list(q.shape)}, k and v are {list(k.shape)}; expected "
                 "self-attention, with a K/V head for each query head."
             )
-        signature = (tuple(q.shape), q.dtype, q.device, text_tokens)
+        signature: Signature = (q.shape, q.dtype, q.device, text_tokens)
         if state is not None:
-            check_signature(where, step, state, signature)
+            if state.signature != signature:
+                raise InputError(
+                    f"{where}: q is {told(signature)} at step {step} and was "
+                    f"{told(state.signature)} before; expected the same to the end of the run. "
+                    "Another run begins with reset()."
+                )
             return state
         B, L, H, _ = q.shape
         order = self._orders.get(text_tokens) or TokenOrder(

@@ -14,16 +14,14 @@ search (arXiv 2502.21079).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
 from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from wavealign.planning import DeviceSchedule
+from wavealign.gpu.importance.chunked import attend_chunked
+from wavealign.planning import DeviceSchedule
 
 KERNELS = ("auto", "hopper", "triton", "torch")
 _PREFERRED = ("hopper", "triton")  # by "auto" on a GPU, in this order
@@ -87,10 +85,6 @@ def attend_with_importance(
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":
-        import torch
-
-        from wavealign.gpu.importance.chunked import attend_chunked
-
         with torch.autocast(q.device.type, enabled=False):
             return attend_chunked(call)
     if reason := _refusal(kernel, call):
@@ -121,8 +115,6 @@ def _refusal(kernel: str, call: Call) -> str | None:
 
 def _lacks(kernel: str, q: Tensor) -> str | None:
     """What a kernel needs and there isn't; None if nothing. Triton may be interpreted."""
-    import torch
-
     if not q.is_cuda:
         import triton
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.numbers import block_size, whole_number
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from wavealign.planning import DeviceSchedule
+from wavealign.planning import DeviceSchedule
 
 SCRATCH_BYTES = 8 * 2**30
 """Of a GPU's block log-sum-exps, by default."""
@@ -109,8 +107,6 @@ class Call:
         """The candidates, bool ``[1 or B, H, M, N]``; made of the schedule where there is one."""
         if self.schedule is None:
             return self.candidates
-        import torch
-
         counts, starts = self.schedule.counts, self.schedule.starts
         heads, M = counts.shape
         N, lists = self.N, self.schedule.indices.reshape(-1)
@@ -123,8 +119,6 @@ class Call:
 
 
 def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
-    import torch
-
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 or 0 in tensor.shape:
             raise InputError(f"{name} is {list(tensor.shape)}; expected [B, tokens, heads, D].")
@@ -149,8 +143,6 @@ def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_blocks(call: Call) -> None:
-    import torch
-
     B, _, H, _ = call.q.shape
     candidates, schedule = call.candidates, call.schedule
     if candidates is not None and schedule is not None:

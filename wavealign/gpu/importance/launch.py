@@ -246,29 +246,24 @@ def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if call.schedule is not None:
         schedule = call.schedule
         return schedule.table, schedule.counts, schedule.starts, schedule.indices
-    N, device = call.N, call.q.device
-    if call.candidates is None and listed:
-        H = call.q.shape[2]
-        options: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        return (
-            torch.arange(call.M, **options).repeat(H, 1),
-            torch.full((H, call.M), N, **options),
-            torch.zeros(H * call.M, dtype=torch.int64, device=device),
-            torch.arange(N, **options),
-        )
+    N, options = call.N, dict[str, Any](dtype=torch.int32, device=call.q.device)
+    rows, columns = (torch.arange(n, **options) for n in (call.M, N))
+    if call.candidates is None and not listed:
+        return rows[None], rows[None], rows[None], rows[None]
     if call.candidates is None:
-        table = torch.arange(call.M, dtype=torch.int32, device=device)[None]
-        return table, table, table, table
+        H = call.q.shape[2]
+        counts = torch.full((H, call.M), N, **options)
+        starts = torch.zeros(H * call.M, dtype=torch.int64, device=call.q.device)
+        return rows.repeat(H, 1), counts, starts, columns
     blocks = call.candidates.flatten(0, 1)
     heads, M, _ = blocks.shape
     counts = blocks.sum(-1, dtype=torch.int32)
     places = blocks.cumsum(-1, dtype=torch.int32) - 1
     target = torch.where(blocks, places, N).long()
-    indices = torch.zeros(heads, M, N + 1, dtype=torch.int32, device=device)
-    columns = torch.arange(N, dtype=torch.int32, device=device)
+    indices = torch.zeros(heads, M, N + 1, **options)
     indices.scatter_(-1, target, columns.expand(heads, M, N))
-    table = torch.arange(M, dtype=torch.int32, device=device).repeat(heads, 1)
-    starts = (N + 1) * torch.arange(heads * M, dtype=torch.int64, device=device)
+    table = rows.repeat(heads, 1)
+    starts = (N + 1) * torch.arange(heads * M, dtype=torch.int64, device=blocks.device)
     return table, counts, starts, indices
 
 
