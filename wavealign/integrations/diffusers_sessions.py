@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from wavealign.errors import InputError, unknown_name
+from wavealign.errors import InputError
 from wavealign.integrations.capture import latent_grid, timestep_of
 from wavealign.integrations.diffusers import Site, put_sites, sites_of
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.qk.grid import TokenGrid
-from wavealign.sessions import SESSIONS, Session, make_session
+from wavealign.sessions import Session, make_session
 
 BRANCHES = ("cond", "uncond")
 
@@ -164,8 +164,6 @@ def enable_session(
             f"{name} has frames of the past in the sequence, so its tokens are no grid; expected "
             "a Wan, LTX or HunyuanVideo transformer."
         )
-    if method not in SESSIONS:
-        raise unknown_name("session", method, SESSIONS)
     for given in ("grid", "text_tokens"):
         if given in options:
             raise InputError(f"{given}={options[given]}: the model says it; leave it out.")

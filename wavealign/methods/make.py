@@ -64,7 +64,8 @@ def make_mask(
     settings = params if params is not None else chosen.params()
     if not isinstance(settings, chosen.params):
         raise InputError(f"{method} takes {chosen.params.__name__}, not {type(settings).__name__}.")
-    context = _context_of_all(chosen, source, grid, order, text_tokens, seed)
+    tokens = _tokens(chosen, source, grid, text_tokens)
+    context = HeadContext.make(tokens, grid, order, text_tokens, seed)
     block = settings.block_size()
     if context.tokens < max(block):
         raise InputError(
@@ -277,23 +278,14 @@ def _function(where: str) -> Callable[..., Any]:
     return found
 
 
-def _context_of_all(
-    method: Method,
-    source: QKSource | None,
-    grid: TokenGrid | None,
-    order: str,
-    text_tokens: int,
-    seed: int,
-) -> HeadContext:
-    """What is common to all heads."""
+def _tokens(method: Method, source: QKSource | None, grid: TokenGrid | None, text: int) -> int:
+    """Length of the sequence."""
     if source is not None:
-        tokens = source.tokens
-    elif method.needs_qk:
+        return source.tokens
+    if method.needs_qk:
         raise InputError(f"{method.name} looks at Q and K; give it some, e.g. --qk FILE.")
-    elif grid is None:
+    if grid is None:
         raise InputError(
             f"{method.name} needs a length: Q and K, or a token grid (--grid 21x45x80)."
         )
-    else:
-        tokens = grid.tokens + text_tokens
-    return HeadContext.make(tokens, grid, order, text_tokens, seed)
+    return grid.tokens + text

@@ -46,9 +46,8 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
 
 
 def _fused(scores: Tensor) -> bool:
-    if not (scores.is_cuda and scores.dtype == torch.float32 and scores.numel()):
-        return False
-    if not installed("triton"):
+    able = scores.is_cuda and scores.dtype == torch.float32 and installed("triton")
+    if not (able and scores.numel()):
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class TensorSource(InMemory):
         return {"qk": self.name}
 
 
-class FileSource:
+class FileSource(AbstractContextManager["FileSource"]):
     """Q and K of a ``.safetensors`` or ``.npz`` file: arrays ``q`` and ``k``, ``[H, L, D]``.
 
     A leading batch axis of size 1 is dropped. Safetensors and uncompressed npz are mapped into
@@ -136,9 +136,6 @@ class FileSource:
                 raise
             raise InputError(f"{self.path}: {problem}") from None
         self.heads, self.tokens, self.head_dim = q[skip:]
-
-    def __enter__(self) -> FileSource:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

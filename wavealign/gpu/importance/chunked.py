@@ -60,15 +60,9 @@ def attend_chunked(call: Call) -> Importance:
 
 
 def _attend(
-    call: Call,
-    result: Importance,
-    b: int,
-    h: int,
-    query_blocks: tuple[int, int],
-    keys: Tensor,
-    values: Tensor,
-    blocks: Tensor | None,
-) -> None:
+    call: Call, result: Importance, b: int, h: int, query_blocks: tuple[int, int],
+    keys: Tensor, values: Tensor, blocks: Tensor | None,
+) -> None:  # fmt: skip
     """Query blocks from the first up to the second, over K/V blocks ``blocks`` (None for all)."""
     tokens = torch.arange(len(keys), device=keys.device)
     if blocks is not None:

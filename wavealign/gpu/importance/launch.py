@@ -269,11 +269,9 @@ def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _strided(tensor: Tensor, tma: bool) -> Tensor:
     """The tensor, or a copy where the kernel can't read it in place."""
-    fits = tensor.stride(-1) == 1
-    if tma:  # 16-byte strides and addresses
-        fits = fits and tensor.data_ptr() % 16 == 0
-        fits = fits and all(s * tensor.element_size() % 16 == 0 for s in tensor.stride()[:3])
-    return tensor if fits else tensor.contiguous()
+    steps = tensor.data_ptr(), *(s * tensor.element_size() for s in tensor.stride()[:3])
+    aligned = not tma or all(step % 16 == 0 for step in steps)
+    return tensor if aligned and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _described(tensor: Tensor, rows: int) -> object:
