@@ -46,7 +46,7 @@ if "--small" in sys.argv:
 import torch
 
 from wavealign.gpu.importance.attend import SCRATCH_BYTES, attend_with_importance
-from wavealign.gpu.importance.call import check_call
+from wavealign.gpu.importance.call import Call
 from wavealign.gpu.importance.launch import Search, Tiles
 from wavealign.methods.select import top_p
 from wavealign.planning import Planner
@@ -118,7 +118,7 @@ class Bench:
     def call(self, **options: Any) -> Any:
         """A checked call over all heads."""
         block = (self.setting.block, self.setting.block)
-        return check_call(self.q, self.k, self.v, block=block, **options)
+        return Call(self.q, self.k, self.v, block=block, **options)
 
     def search(self, kernel: str, lists: dict[str, Any], **options: Any) -> Search:
         """Both phases over lists (``{}`` for all blocks)."""
@@ -340,7 +340,7 @@ def tiles(bench: Bench) -> None:
     s = bench.setting
     heads = min(4, s.heads)
     few = [t[:, :, :heads].contiguous() for t in (bench.q, bench.k, bench.v)]
-    call = check_call(*few, block=(s.block, s.block))
+    call = Call(*few, block=(s.block, s.block))
     warps = 8 if s.block == 128 else 4
     launches = {}
     for tile, stages, tma in ((128, 2, True), (128, 2, False), (64, 3, True), (64, 4, True)):
@@ -429,7 +429,7 @@ def _compile(setting: Setting, kernel: str, dense: bool, options: dict[str, bool
     x = torch.zeros(1, tokens, 1, setting.head_dim, device="cuda", dtype=torch.bfloat16)
     kept = None if dense else torch.ones(1, 1, 3, 3, device="cuda", dtype=torch.bool)
     every = {"diagnostics": True, "diagnose_every": 2} if options.pop("sampled", False) else {}
-    call = check_call(x, x, x, block=(setting.block, setting.block), candidates=kept, **every)
+    call = Call(x, x, x, block=(setting.block, setting.block), candidates=kept, **every)
     Search(call, hopper=kernel == "hopper", **options).run()
     torch.cuda.synchronize()
 

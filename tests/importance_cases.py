@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from wavealign.gpu.importance.attend import Importance, attend_with_importance
-from wavealign.gpu.importance.call import check_call
+from wavealign.gpu.importance.call import Call
 from wavealign.gpu.importance.launch import Search, Tiles
 from wavealign.methods.select import top_p
 from wavealign.planning import Planner
@@ -208,10 +208,10 @@ class Case:
 
     def _attend(self, kernel: str, q, k, v, options: dict[str, Any]) -> Importance:
         if self.tiles is not None and kernel == "triton":
-            call = check_call(q, k, v, **options)
+            call = Call(q, k, v, **options)
             return Search(call, self.scratch_bytes, tiles=Tiles(**self.tiles)).run()
         if kernel == "hopper" and not q.is_cuda:
-            call = check_call(q, k, v, **options)
+            call = Call(q, k, v, **options)
             return Search(call, self.scratch_bytes, hopper=True).run()
         return attend_with_importance(
             q, k, v, kernel=kernel, scratch_bytes=self.scratch_bytes, **options

@@ -142,7 +142,7 @@ def test_masks_are_kept_for_each_text_of_guidance():
         torch.testing.assert_close(forward(model, other), wanted[1])
     assert masks.calls == 2 * 2 * 2  # texts, sequences, layers
     forward(model, {**inputs, "encoder_attention_mask": text_mask((1, 1))})
-    site = next(integration._enabled(model))
+    site = next(integration.sites_of(model, integration.Site))
     assert [len(kept.masks) for kept in site.kept.values()] == [2, 1]
 
 
@@ -197,7 +197,7 @@ def test_layers_share_buffers():
     forward(model, inputs)
     planners = [
         state.planner
-        for site in integration._enabled(model)
+        for site in integration.sites_of(model, integration.Site)
         for state in site.attention._states.values()
     ]
     assert len(planners) == 2

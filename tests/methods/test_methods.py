@@ -16,7 +16,7 @@ from wavealign.methods import METHODS, head_mask, make_mask, params  # noqa: E40
 from wavealign.methods.context import HeadContext  # noqa: E402
 from wavealign.methods.diagonals import representatives  # noqa: E402
 from wavealign.methods.exact import block_mass, recall  # noqa: E402
-from wavealign.methods.select import top_k, top_p  # noqa: E402
+from wavealign.methods.select import select_top_k, top_p  # noqa: E402
 from wavealign.methods.settings import parse_settings  # noqa: E402
 from wavealign.methods.xattention import antidiagonal_scores, pad_multiple  # noqa: E402
 from wavealign.qk import TensorSource, TokenGrid, token_order  # noqa: E402
@@ -234,8 +234,8 @@ def test_the_two_conventions_differ_by_the_crossing_block():
     assert top_p(row, 0.7, "exclusive").tolist() == [[True, False, False, False]]
     assert top_p(row, 0.2, "exclusive").sum() == 1
     assert top_p(row, 1.0, "inclusive").all()
-    assert top_k(row, 0).sum() == 1
-    assert top_k(torch.zeros(1, 4), 2).tolist() == [[True, True, False, False]]
+    assert select_top_k(row, 0).sum() == 1
+    assert select_top_k(torch.zeros(1, 4), 2).tolist() == [[True, True, False, False]]
 
 
 QK = [name for name, method in METHODS.items() if method.needs_qk]

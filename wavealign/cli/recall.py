@@ -33,7 +33,7 @@ def recall_of(
     from wavealign.cli.qk import check_device
     from wavealign.methods.context import HeadContext
     from wavealign.methods.exact import block_mass, recall
-    from wavealign.methods.make import ordered
+    from wavealign.methods.make import place_tokens
     from wavealign.qk import TokenGrid, token_order
     from wavealign.qk.sources import FileSource
     from wavealign.report.progress import Progress
@@ -60,7 +60,8 @@ def recall_of(
                 )
             context = HeadContext(made_of[head], source.tokens, order=places, text_tokens=text)
             with torch.inference_mode():
-                q, k = ordered(source, made_of[head], context, device)
+                pair = source.read(context.head)
+                q, k = place_tokens(pair, context, device, f"head {context.head}")
                 mass = block_mass(q, k, mask.block_q, mask.block_kv, causal)
                 keep = torch.from_numpy(mask.head(index).to_dense()).to(mass.device)
                 found.append(recall(mass, keep, mask.tokens_q, mask.block_q))

@@ -7,6 +7,7 @@ model's output is the same, bit for bit.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -86,23 +87,20 @@ class Capture:
             )
         hook = transformer.register_forward_pre_hook(self._begin_call, with_kwargs=True)
         stack.callback(hook.remove)
-        modules: dict[str, ModuleType] = {}
-        for layer in self.wanted.layers:
-            attention = attentions[layer]
-            stack.callback(attention.register_forward_pre_hook(self._enter(layer)).remove)
+        chosen = [attentions[layer] for layer in self.wanted.layers]
+        for layer, attention in zip(self.wanted.layers, chosen, strict=True):
+            enter = functools.partial(self._enter, layer)
+            stack.callback(attention.register_forward_pre_hook(enter).remove)
             stack.callback(attention.register_forward_hook(self._leave).remove)
-            module = sys.modules[type(attention.processor).__module__]
-            if not hasattr(module, _DISPATCH):
-                raise InputError(
-                    f"{self._model}: its attention doesn't go through diffusers' {_DISPATCH} "
-                    "(diffusers 0.36 or newer needed)."
-                )
-            modules[module.__name__] = module
-        for module in modules.values():
-            stack.enter_context(self._watched(module))
+        for module in {sys.modules[type(attention.processor).__module__] for attention in chosen}:
+            self._watch(module, stack)
 
-    @contextmanager
-    def _watched(self, module: ModuleType) -> Iterator[None]:
+    def _watch(self, module: ModuleType, stack: ExitStack) -> None:
+        if not hasattr(module, _DISPATCH):
+            raise InputError(
+                f"{self._model}: its attention doesn't go through diffusers' {_DISPATCH} "
+                "(diffusers 0.36 or newer needed)."
+            )
         real = getattr(module, _DISPATCH)
 
         def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -113,32 +111,24 @@ class Capture:
             return real(query, key, *arguments, **options)
 
         setattr(module, _DISPATCH, watch)
-        try:
-            yield
-        finally:
-            setattr(module, _DISPATCH, real)
+        stack.callback(setattr, module, _DISPATCH, real)
 
     def _begin_call(self, model: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
         timestep = options.get("timestep")
         if timestep is None:
-            timestep = next(
-                (a for a in arguments[1:] if isinstance(a, Tensor) and a.ndim < 2), None
-            )
-        # Of tokens that are given (image to video) the timestep is 0 all along.
-        value = float(timestep.max()) if isinstance(timestep, Tensor) else timestep
+            steps = (a for a in arguments[1:] if isinstance(a, Tensor) and a.ndim < 2)
+            timestep = next(steps, None)
+        value = timestep_of(timestep)
         self._first_call = value is None or value != self._timestep
         self._timestep = value
         self._step += self._first_call
         latents = options.get("hidden_states", arguments[0] if arguments else None)
         self._grid = latent_grid(model, latents)
 
-    def _enter(self, layer: int) -> Any:
-        def hook(*_: Any) -> None:
-            steps = self.wanted.steps
-            if self._first_call and (steps is None or self._step in steps):
-                self._layer = layer
-
-        return hook
+    def _enter(self, layer: int, *_: Any) -> None:
+        steps = self.wanted.steps
+        if self._first_call and (steps is None or self._step in steps):
+            self._layer = layer
 
     def _leave(self, *_: Any) -> None:
         self._layer = None
@@ -238,6 +228,12 @@ def _folder(folder: str | Path) -> Path:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder.")
     return path
+
+
+def timestep_of(given: Any) -> float | None:
+    """The timestep of a call. Of tokens that are given (image to video) it is 0 all along."""
+    value = given.max() if isinstance(given, Tensor) else given
+    return None if value is None else float(value)
 
 
 def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:

@@ -16,51 +16,59 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
+from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.sessions import SESSIONS
 
-_TRANSFORMERS = "diffusers.models.transformers."
-_HUNYUAN = (("transformer_blocks", "attn"), ("single_transformer_blocks", "attn"))
-_MODELS = {
-    # class: (module of its processors, where the blocks are and the self-attention of a block)
-    "WanTransformer3DModel": ("transformer_wan", (("blocks", "attn1"),)),
-    "LTXVideoTransformer3DModel": ("transformer_ltx", (("transformer_blocks", "attn1"),)),
-    "HunyuanVideoTransformer3DModel": ("transformer_hunyuan_video", _HUNYUAN),
-    "HunyuanVideoFramepackTransformer3DModel": ("transformer_hunyuan_video", _HUNYUAN),
-    "HunyuanVideo15Transformer3DModel": ("transformer_hunyuan_video15", _HUNYUAN[:1]),
+_TRANSFORMERS = "diffusers.models.transformers.transformer_"
+_MODELS = {  # class: module of its processors
+    "WanTransformer3DModel": "wan",
+    "LTXVideoTransformer3DModel": "ltx",
+    "HunyuanVideoTransformer3DModel": "hunyuan_video",
+    "HunyuanVideoFramepackTransformer3DModel": "hunyuan_video",
+    "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
 }
 _SLOT = "_wavealign"
 _MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
 
 
-class Site(Protocol):
-    """What stands behind a self-attention of an enabled transformer."""
+@dataclass
+class Site:
+    """What stands behind a self-attention of an enabled transformer.
 
+    Attributes:
+        original: the model's processor.
+        min_tokens: shorter sequences go to the model's own attention.
+        padding: shared by all sites.
+    """
+
+    original: Any
     min_tokens: int
     padding: Padding
-    original: Any  # the processor
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        """Attention of ``[B, tokens, H, D]``, of which `lengths` says how many count.
+        """Attention of a call.
 
         Args:
             q, k, v: ``[B, tokens, H, D]``, rotated.
             lengths: tokens of each sequence that count.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of what it holds outside the processor."""
-        ...
+
+
+S = TypeVar("S", bound=Site)
 
 
 class MaskFunction(Protocol):
@@ -83,22 +91,18 @@ class _Kept:
 
 
 @dataclass
-class _Site:
-    """One self-attention of an enabled transformer."""
+class _MaskSite(Site):
+    """A mask method's."""
 
     attention: Attention
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
-    min_tokens: int
-    padding: Padding  # shared by all sites
-    original: Any  # the processor
     kept: dict[object, _Kept] = field(default_factory=dict)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        """Attention of a call."""
         kept = self._kept((q.shape, lengths))
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -121,9 +125,6 @@ class _Site:
                 self.kept.pop(next(iter(self.kept)))
             self.kept[key] = kept
         return kept
-
-    def close(self) -> None:
-        """Nothing is held elsewhere."""
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -208,7 +209,6 @@ def enable(
     Raises:
         InputError: another model, one that is enabled already, or unknown names.
     """
-    name, module_name, sites = _sites_of(transformer)
     if isinstance(method, str) and method in SESSIONS:
         raise InputError(
             f"{method} searches at some steps of a run and reuses in between: "
@@ -216,20 +216,33 @@ def enable(
         )
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
-    if any(isinstance(site.processor, _Processor) for site in sites):
-        raise InputError(f"this {name} is enabled already; disable it first.")
     function = named_method(method, params) if isinstance(method, str) else method
     tell_text = _takes_text(function)
     buffers, padding = Buffers(), Padding()
-    for module in sites:
+
+    def site(_: int, processor: Any) -> Site:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
-        module.processor = _Processor(
-            _Site(attention, function, tell_text, mask_every, min_tokens, padding, module.processor)
-        )
-    _install(importlib.import_module(module_name))
+        return _MaskSite(processor, min_tokens, padding, attention, function, tell_text, mask_every)
+
+    put_sites(transformer, site)
+
+
+def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) -> None:
+    """Put under every self-attention what `site` makes of the layer's number and its processor.
+
+    Raises:
+        InputError: another model, or one that is enabled already.
+    """
+    modules = _attentions(transformer)
+    name = type(transformer).__name__
+    if any(isinstance(module.processor, _Processor) for module in modules):
+        raise InputError(f"this {name} is enabled already; disable it first.")
+    for layer, module in enumerate(modules):
+        module.processor = _Processor(site(layer, module.processor))
+    _install(importlib.import_module(_TRANSFORMERS + _MODELS[name]))
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -238,19 +251,18 @@ def disable(transformer: torch.nn.Module) -> None:
     Raises:
         InputError: it isn't enabled.
     """
-    name, _, sites = _sites_of(transformer)
-    if not any(isinstance(site.processor, _Processor) for site in sites):
-        raise InputError(f"this {name} isn't enabled.")
-    for module in sites:
-        if isinstance(module.processor, _Processor):
-            module.processor._site.close()
-            module.processor = module.processor._site.original
+    enabled = [m for m in _attentions(transformer) if isinstance(m.processor, _Processor)]
+    if not enabled:
+        raise InputError(f"this {type(transformer).__name__} isn't enabled.")
+    for module in enabled:
+        module.processor._site.close()
+        module.processor = module.processor._site.original
 
 
 def statistics(transformer: torch.nn.Module) -> Statistics:
     """What all sites of an enabled transformer have done, added up."""
     total = Statistics()
-    for site in _enabled(transformer):
+    for site in sites_of(transformer, _MaskSite):
         for name, value in vars(site.attention.statistics).items():
             setattr(total, name, getattr(total, name) + value)
     return total
@@ -260,7 +272,7 @@ def explain(transformer: torch.nn.Module) -> str:
     """The last decision of every layer, one line a head."""
     return "\n".join(
         f"layer {i}, {line}"
-        for i, site in enumerate(_enabled(transformer))
+        for i, site in enumerate(sites_of(transformer, _MaskSite))
         for line in site.attention.explain().splitlines()
     )
 
@@ -283,17 +295,19 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     return mask_function
 
 
-def _sites_of(transformer: torch.nn.Module) -> tuple[str, str, list[Any]]:
+def sites_of(transformer: torch.nn.Module, kind: type[S]) -> Iterator[S]:
+    """The sites of a kind that stand under a transformer, layer by layer."""
+    for module in _attentions(transformer):
+        site = getattr(module.processor, "_site", None)
+        if isinstance(site, kind):
+            yield site
+
+
+def _attentions(transformer: torch.nn.Module) -> list[Any]:
     name = type(transformer).__name__
     if name not in _MODELS:
         raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
-    module, lists = _MODELS[name]
-    sites = [
-        getattr(block, attention)
-        for blocks, attention in lists
-        for block in getattr(transformer, blocks)
-    ]
-    return name, _TRANSFORMERS + module, sites
+    return self_attentions(transformer)
 
 
 def _takes_text(function: Callable[..., Any]) -> bool:
@@ -303,16 +317,9 @@ def _takes_text(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _enabled(transformer: torch.nn.Module) -> Iterator[_Site]:
-    for module in _sites_of(transformer)[2]:
-        site = getattr(module.processor, "_site", None)
-        if isinstance(site, _Site):
-            yield site
-
-
 def _install(module: Any) -> None:
     """Replace the module's attention operation by one that looks for an active site; once."""
-    original = module.dispatch_attention_fn
+    original: Callable[..., torch.Tensor] = module.dispatch_attention_fn
     if hasattr(original, _SLOT):
         return
 
@@ -321,7 +328,7 @@ def _install(module: Any) -> None:
     ) -> torch.Tensor:
         active = _active.get()
         if active is None:
-            return _call(original, query, key, value, *rest, **named)
+            return original(query, key, value, *rest, **named)
         mask = rest[0] if rest else named.get("attn_mask")
         if mask is not None and not mask.is_meta:
             raise InputError("an attention mask beside the block mask; expected none.")
@@ -335,9 +342,3 @@ def _install(module: Any) -> None:
 
     setattr(dispatch, _SLOT, True)
     module.dispatch_attention_fn = dispatch
-
-
-def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> torch.Tensor:
-    result = function(*arguments, **named)
-    assert isinstance(result, torch.Tensor)
-    return result

@@ -9,18 +9,17 @@ Schedulers that evaluate a timestep twice can't be told from guidance, and are r
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from wavealign.errors import InputError, unknown_name
-from wavealign.integrations.capture import latent_grid
-from wavealign.integrations.diffusers import _install, _Processor, _sites_of
+from wavealign.errors import InputError
+from wavealign.integrations.capture import latent_grid, timestep_of
+from wavealign.integrations.diffusers import Site, put_sites, sites_of
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.qk.grid import TokenGrid
-from wavealign.sessions import SESSIONS, Session, make_session
+from wavealign.sessions import Session, make_session
 
 BRANCHES = ("cond", "uncond")
 
@@ -47,11 +46,9 @@ class _Run:
     @torch.compiler.disable
     def begin_call(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Before the transformer runs: which step and branch this is."""
-        timestep = named.get("timestep", arguments[1] if len(arguments) > 1 else None)
-        if timestep is None:
+        value = timestep_of(named.get("timestep", arguments[1] if len(arguments) > 1 else None))
+        if value is None:
             raise InputError("the transformer was called without a timestep; a session counts it.")
-        # Of tokens that are given (image to video) the timestep is lower: 0.
-        value = float(timestep.max() if isinstance(timestep, torch.Tensor) else timestep)
         step, call = self._place(value)
         if (step, call) == (0, 0):
             self._begin_run(model, arguments, named)
@@ -107,14 +104,11 @@ class _Run:
 
 
 @dataclass
-class _SessionSite:
-    """One self-attention: the layer's number, and its transformer's run."""
+class _SessionSite(Site):
+    """A session's: the layer's number, and its transformer's run."""
 
     run: _Run
     layer: int
-    min_tokens: int
-    padding: Padding
-    original: Any  # the processor
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
@@ -164,32 +158,24 @@ def enable_session(
         InputError: another model, one that is enabled already, unknown names, or what the session
             refuses.
     """
-    name, module_name, sites = _sites_of(transformer)
+    name = type(transformer).__name__
     if "Framepack" in name:
         raise InputError(
             f"{name} has frames of the past in the sequence, so its tokens are no grid; expected "
             "a Wan, LTX or HunyuanVideo transformer."
         )
-    if method not in SESSIONS:
-        raise unknown_name("session", method, SESSIONS)
-    if any(isinstance(site.processor, _Processor) for site in sites):
-        raise InputError(f"this {name} is enabled already; disable it first.")
     for given in ("grid", "text_tokens"):
         if given in options:
             raise InputError(f"{given}={options[given]}: the model says it; leave it out.")
     options = {**options, "steps": steps}
     # What can be wrong with them shows now, not in the middle of a run.
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
-    run = _Run(method, options)
-    padding = Padding()
+    run, padding = _Run(method, options), Padding()
+    put_sites(transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run, i))
     run.hooks = [
         transformer.register_forward_pre_hook(run.begin_call, with_kwargs=True),
         transformer.register_forward_hook(run.end_call),
     ]
-    for layer, module in enumerate(sites):
-        site = _SessionSite(run, layer, min_tokens, padding, module.processor)
-        module.processor = _Processor(site)
-    _install(importlib.import_module(module_name))
 
 
 def session_of(transformer: torch.nn.Module) -> Session:
@@ -214,9 +200,8 @@ def restart(transformer: torch.nn.Module) -> None:
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:
-    name, _, sites = _sites_of(transformer)
-    for module in sites:
-        site = getattr(module.processor, "_site", None)
-        if isinstance(site, _SessionSite):
-            return site.run
-    raise InputError(f"this {name} runs no session; expected enable_session first.")
+    for site in sites_of(transformer, _SessionSite):
+        return site.run
+    raise InputError(
+        f"this {type(transformer).__name__} runs no session; expected enable_session first."
+    )

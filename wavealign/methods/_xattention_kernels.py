@@ -244,11 +244,9 @@ class Launch:
         self.partials = q.new_empty(self.chunk * tile.rows, self.width, dtype=torch.float32)
         self.depth = min(tile.depth, max(16, triton.next_power_of_2(self.head_dim)))
         self.tma = tile.tma and _describable(q, shape.stride) and _describable(k, shape.stride)
-        self._operands = (
-            (self._descriptor(q, tile.rows), self._descriptor(k, tile.cells))
-            if self.tma
-            else (q, k)
-        )
+        self._operands: tuple[object, object] = q, k
+        if self.tma:
+            self._operands = self._descriptor(q, tile.rows), self._descriptor(k, tile.cells)
 
     def chunks(self) -> range:
         """First row tile of every chunk."""

@@ -58,14 +58,11 @@ class HeadContext:
         if text_tokens < 0:
             raise InputError(f"text tokens: {text_tokens}; expected 0 or more.")
         check_tokens(tokens, grid, text_tokens, "Q and K")
-        if grid is None:
-            if order != "raster":
-                raise InputError(
-                    f"token order '{order}' needs the token grid, e.g. --grid 21x45x80."
-                )
-            return cls(0, tokens, seed, text_tokens=text_tokens)
-        places = token_order(order, grid) if order != "raster" else None
-        return cls(0, tokens, seed, grid.shape, places, text_tokens)
+        if grid is None and order != "raster":
+            raise InputError(f"token order '{order}' needs the token grid, e.g. --grid 21x45x80.")
+        places = token_order(order, grid) if grid is not None and order != "raster" else None
+        shape = grid.shape if grid is not None else None
+        return cls(0, tokens, seed, shape, places, text_tokens)
 
     @property
     def video_tokens(self) -> int:

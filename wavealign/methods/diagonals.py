@@ -31,8 +31,7 @@ def columns_and_diagonals(
     """Softmax attention of the representatives, summed over them by key and by diagonal.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         positions: of the representatives.
         causal: mask keys after a query.
 

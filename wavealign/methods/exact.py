@@ -16,7 +16,7 @@ from torch import Tensor
 from wavealign._blocks import fold_columns
 from wavealign.methods.context import HeadContext, keep_text
 from wavealign.methods.params import Exact
-from wavealign.methods.select import top_k, top_p
+from wavealign.methods.select import mask_future, select_top_k, top_p
 
 _CHUNK_BYTES = 64 * 2**20  # of scores at a time: stays near the cache
 _SUMS_BYTES = 128 * 2**20
@@ -26,8 +26,7 @@ def exact(q: Tensor, k: Tensor, params: Exact, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `Exact`.
         context: says where text begins.
     """
@@ -35,7 +34,7 @@ def exact(q: Tensor, k: Tensor, params: Exact, context: HeadContext) -> Tensor:
     if params.select == "top-p":
         keep = top_p(mass, params.mass, params.top_p)
     else:
-        keep = top_k(mass, round(params.topk * mass.shape[-1]))
+        keep = select_top_k(mass, round(params.topk * mass.shape[-1]))
     if params.dense_text:
         keep_text(keep, context.tokens, context.text_tokens, (params.block, params.block))
     return keep & (mass > 0) if params.causal else keep
@@ -48,8 +47,7 @@ def block_mass(q: Tensor, k: Tensor, block_q: int, block_kv: int, causal: bool =
     number of K/V blocks of a few query blocks, never with L².
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         block_q: tokens per query block.
         block_kv: tokens per K/V block.
         causal: keys up to the query only.
@@ -69,7 +67,7 @@ def block_mass(q: Tensor, k: Tensor, block_q: int, block_kv: int, causal: bool =
             last = min(first + width, L)
             logits = queries[start:stop] @ keys[:, first:last]
             if causal:
-                _mask_future(logits, start, first)
+                mask_future(logits, start, first)
             top = torch.maximum(peak, logits.amax(-1, keepdim=True))
             # A row that has seen no key yet (causal) has no peak to shrink from.
             sums *= torch.where(peak > -math.inf, (peak - top).exp(), 0)
@@ -97,10 +95,3 @@ def recall(mass: Tensor, keep: Tensor, tokens: int, block_q: int) -> float:
     weight = torch.full_like(rows, block_q)
     weight[-1] = tokens - (len(rows) - 1) * block_q
     return float((rows * weight).sum() / tokens)
-
-
-def _mask_future(logits: Tensor, first_query: int, first_key: int) -> None:
-    rows, columns = logits.shape
-    i = torch.arange(rows, device=logits.device)[:, None] + first_query
-    j = torch.arange(columns, device=logits.device)[None, :] + first_key
-    logits.masked_fill_(j > i, -math.inf)

@@ -23,15 +23,14 @@ from wavealign.methods.diagonals import (
     representatives,
 )
 from wavealign.methods.params import FlexPrefill
-from wavealign.methods.select import block_means
+from wavealign.methods.select import block_means, mask_future
 
 
 def flexprefill(q: Tensor, k: Tensor, params: FlexPrefill, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `FlexPrefill`.
         context: not used.
     """
@@ -107,8 +106,7 @@ def _query_aware(q_means: Tensor, k_means: Tensor, tokens: int, params: FlexPref
     blocks, D = q_means.shape
     logits = q_means @ k_means.T / math.sqrt(D)
     if params.causal:
-        index = torch.arange(blocks, device=logits.device)
-        logits.masked_fill_(index[None, :] > index[:, None], -math.inf)
+        mask_future(logits)
     mass = logits.softmax(dim=-1).flatten()
     values, ranks = mass.sort(descending=True, stable=True)
     chosen = values.double().cumsum(0) <= params.gamma * blocks

@@ -64,7 +64,8 @@ def make_mask(
     settings = params if params is not None else chosen.params()
     if not isinstance(settings, chosen.params):
         raise InputError(f"{method} takes {chosen.params.__name__}, not {type(settings).__name__}.")
-    context = _context_of_all(chosen, source, grid, order, text_tokens, seed)
+    tokens = _tokens(chosen, source, grid, text_tokens)
+    context = HeadContext.make(tokens, grid, order, text_tokens, seed)
     block = settings.block_size()
     if context.tokens < max(block):
         raise InputError(
@@ -113,8 +114,7 @@ def head_mask(
 
     Args:
         method: a method that looks at Q and K.
-        q: float ``(L, D)``.
-        k: float ``(L, D)``.
+        q, k: float ``(L, D)``.
         params: default where None.
         context: where the tokens lie; by default no grid and no text.
         site: what `context` was called.
@@ -126,8 +126,7 @@ def head_mask(
     if not chosen.needs_qk:
         raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
     context = _context_of_call(context, site, len(q))
-    keep = _function(chosen.function)(q, k, params or chosen.params(), context)
-    assert isinstance(keep, Tensor)
+    keep: Tensor = _function(chosen.function)(q, k, params or chosen.params(), context)
     return keep
 
 
@@ -175,28 +174,29 @@ def head_masks(
             "[B, L, H, D] each, the heads of k a divisor of those of q, and all else the same."
         )
     queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
-    heads, key_heads = queries.shape[1], keys.shape[1]
-    settings = params or chosen.params()
     context = _context_of_call(context, site, queries.shape[2])
-    if chosen.batched is not None:
-        keep = _function(chosen.batched)(queries, keys, settings)
-    else:
-        one = _function(chosen.function)
-        keep = torch.stack(
-            [
-                one(
-                    queries[b, h],
-                    keys[b, h * key_heads // heads],
-                    settings,
-                    dataclasses.replace(context, head=h),
-                )
-                for b in range(len(queries))
-                for h in range(heads)
-            ]
-        )
-        keep = keep.view(len(queries), heads, *keep.shape[1:])
-    assert isinstance(keep, Tensor)
+    contexts = [dataclasses.replace(context, head=h) for h in range(queries.shape[1])]
+    keep = _all_heads(chosen, queries, keys, params or chosen.params(), contexts)
     return keep[0] if q.ndim == 3 else keep
+
+
+def _all_heads(
+    method: Method, q: Tensor, k: Tensor, params: Params, contexts: Sequence[HeadContext]
+) -> Tensor:
+    """Masks of ``[B, H, L, D]``, all at once where the method can, else head by head."""
+    B, H = q.shape[:2]
+    found: Tensor | None = None
+    if method.batched is not None:
+        found = _function(method.batched)(q, k, params)
+    if found is None:
+        one, group = _function(method.function), H // k.shape[1]
+        heads = [
+            one(q[b, h], k[b, h // group], params, context)
+            for b in range(B)
+            for h, context in enumerate(contexts)
+        ]
+        found = torch.stack(heads).view(B, H, *heads[0].shape)
+    return found
 
 
 def _context_of_call(
@@ -205,23 +205,6 @@ def _context_of_call(
     if site is not None:
         warnings.warn("site= is now context=", DeprecationWarning, stacklevel=3)
     return context or site or HeadContext(0, tokens)
-
-
-def ordered(
-    source: QKSource, head: int, context: HeadContext, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys of a head, checked, in token order, on the device.
-
-    Args:
-        source: of Q and K, in raster order.
-        head: its place in the source.
-        context: holds the token order.
-        device: where to compute.
-
-    Raises:
-        InputError: NaN or inf.
-    """
-    return place_tokens(source.read(head), context, device, f"head {head}")
 
 
 def place_tokens(
@@ -272,50 +255,37 @@ def _some_heads(
     device: str,
 ) -> list[BoolArray]:
     """Masks of heads, bool ``(M, N)`` each; of several only by a method that takes them."""
-    function = _function(method.function)
     if not method.needs_qk:
+        function = _function(method.function)
         return [np.asarray(function(params, context), dtype=np.bool_) for context in contexts]
     assert source is not None
     with torch.inference_mode():
-        pairs = [ordered(source, context.head, context, device) for context in contexts]
-        if method.batched is None or len(pairs) == 1:
-            found = [
-                function(*pair, params, context)
-                for pair, context in zip(pairs, contexts, strict=True)
-            ]
-        else:
-            q, k = (torch.stack(x)[None] for x in zip(*pairs, strict=True))
-            found = list(_function(method.batched)(q, k, params)[0])
-        return [np.asarray(keep.cpu().numpy(), dtype=np.bool_) for keep in found]
+        pairs = [
+            place_tokens(source.read(context.head), context, device, f"head {context.head}")
+            for context in contexts
+        ]
+        # One head is no copy, and several are no more than go to the device at once.
+        q, k = (x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*pairs, strict=True))
+        found = _all_heads(method, q[None], k[None], params, contexts)[0]
+        return list(found.cpu().numpy())
 
 
 def _function(where: str) -> Callable[..., Any]:
     """A function of ``module:function`` below this package."""
     module, _, name = where.partition(":")
-    found: Callable[..., Any] = getattr(
-        importlib.import_module(f"wavealign.methods.{module}"), name
-    )
+    home = importlib.import_module(f"wavealign.methods.{module}")
+    found: Callable[..., Any] = getattr(home, name)
     return found
 
 
-def _context_of_all(
-    method: Method,
-    source: QKSource | None,
-    grid: TokenGrid | None,
-    order: str,
-    text_tokens: int,
-    seed: int,
-) -> HeadContext:
-    """What is common to all heads."""
-    if source is None and method.needs_qk:
+def _tokens(method: Method, source: QKSource | None, grid: TokenGrid | None, text: int) -> int:
+    """Length of the sequence."""
+    if source is not None:
+        return source.tokens
+    if method.needs_qk:
         raise InputError(f"{method.name} looks at Q and K; give it some, e.g. --qk FILE.")
-    if source is None and grid is None:
+    if grid is None:
         raise InputError(
             f"{method.name} needs a length: Q and K, or a token grid (--grid 21x45x80)."
         )
-    if source is not None:
-        tokens = source.tokens
-    else:
-        assert grid is not None
-        tokens = grid.tokens + text_tokens
-    return HeadContext.make(tokens, grid, order, text_tokens, seed)
+    return grid.tokens + text

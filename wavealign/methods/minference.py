@@ -22,15 +22,14 @@ from wavealign.methods.diagonals import (
     representatives,
 )
 from wavealign.methods.params import MInference
-from wavealign.methods.select import block_means, lower_triangle, top_k
+from wavealign.methods.select import block_means, lower_triangle, select_top_k
 
 
 def minference(q: Tensor, k: Tensor, params: MInference, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `MInference`.
         context: not used.
     """
@@ -92,4 +91,4 @@ def _block_sparse(q: Tensor, k: Tensor, params: MInference) -> Tensor:
         visible = lower_triangle(scores, params.block, params.block)
         scores.masked_fill_(~visible, -math.inf)
     blocks = scores.shape[-1]
-    return top_k(scores, min(params.topk or round(params.ratio * blocks), blocks))
+    return select_top_k(scores, min(params.topk or round(params.ratio * blocks), blocks))

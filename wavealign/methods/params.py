@@ -24,17 +24,24 @@ class Params:
         block = getattr(self, "block", None)
         return (block, block) if block else (self.block_q, self.block_kv)  # type: ignore[attr-defined]
 
-    def _positive(self, *names: str) -> None:
+    def _expect(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise InputError(f"{name} is {getattr(self, name)}; expected {expected}.")
+
+    def _least(self, least: int, *names: str) -> None:
         for name in names:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least 1.")
+            told = f"at least {least}" if least else "0 or more"
+            self._expect(name, getattr(self, name) >= least, told)
 
     def _share(self, *names: str, zero: bool = False) -> None:
         for name in names:
             value = getattr(self, name)
-            if not (0 < value <= 1 or (zero and value == 0)):
-                low = "from 0" if zero else "above 0"
-                raise InputError(f"{name} is {value}; expected a share {low} and up to 1.")
+            told = f"a share {'from' if zero else 'above'} 0 and up to 1"
+            self._expect(name, 0 < value <= 1 or (zero and value == 0), told)
+
+    def _factor(self, name: str) -> None:
+        value = getattr(self, name)
+        self._expect(name, value > 0 and math.isfinite(value), "a positive number")
 
     def _one_of(self, name: str, valid: tuple[str, ...]) -> None:
         if getattr(self, name) not in valid:
@@ -80,16 +87,13 @@ class XAttention(Params):
 
     def __post_init__(self) -> None:
         self._share("threshold")
-        self._positive("stride", "block")
+        self._least(1, "stride", "block")
         self._one_of("top_p", TOP_P)
         if self.block % self.stride:
             raise InputError(f"stride {self.stride} doesn't divide the block of {self.block}.")
-        if not (self.norm > 0 and math.isfinite(self.norm)):
-            raise InputError(f"norm is {self.norm}; expected a positive number.")
-        if self.pad_to < 0 or self.pad_to % self.block:
-            raise InputError(
-                f"pad_to is {self.pad_to}; expected a multiple of the block of {self.block}, or 0."
-            )
+        self._factor("norm")
+        whole = self.pad_to >= 0 and self.pad_to % self.block == 0
+        self._expect("pad_to", whole, f"a multiple of the block of {self.block}, or 0")
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,8 @@ class SpargeAttn(Params):
         self._one_of("top_p", TOP_P)
         self._one_of("score_dtype", ("input", "float32"))
         self._share("topk", "cdf")
-        self._positive("block_q", "block_kv")
-        if not -1 <= self.similarity <= 1:
-            raise InputError(f"similarity is {self.similarity}; expected -1 to 1, a cosine.")
+        self._least(1, "block_q", "block_kv")
+        self._expect("similarity", -1 <= self.similarity <= 1, "-1 to 1, a cosine")
 
 
 REPRESENTATIVES = ("auto", "last", "strided")
@@ -174,7 +177,7 @@ class FlexPrefill(Params):
     def __post_init__(self) -> None:
         self._share("gamma")
         self._share("tau", zero=True)
-        self._positive("min_budget", "block")
+        self._least(1, "min_budget", "block")
         self._one_of("representative", REPRESENTATIVES)
         if self.max_budget and self.max_budget < self.min_budget:
             raise InputError(
@@ -226,11 +229,9 @@ class MInference(Params):
     def __post_init__(self) -> None:
         self._one_of("pattern", ("vertical-slash", "a-shape", "block-sparse"))
         self._one_of("representative", REPRESENTATIVES)
-        self._positive("verticals", "slashes", "queries", "n_local", "block")
+        self._least(1, "verticals", "slashes", "queries", "n_local", "block")
         self._share("ratio")
-        for name in ("sink", "band", "n_init", "topk"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+        self._least(0, "sink", "band", "n_init", "topk")
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class Exact(Params):
         self._one_of("select", ("top-p", "top-k"))
         self._one_of("top_p", TOP_P)
         self._share("mass", "topk")
-        self._positive("block")
+        self._least(1, "block")
 
 
 @dataclass(frozen=True)
@@ -283,9 +284,8 @@ class Random(Params):
 
     def __post_init__(self) -> None:
         self._share("density")
-        self._positive("block_q", "block_kv")
-        if not 0 <= self.spread <= 2:
-            raise InputError(f"spread is {self.spread}; expected 0 to 2.")
+        self._least(1, "block_q", "block_kv")
+        self._expect("spread", 0 <= self.spread <= 2, "0 to 2")
 
 
 @dataclass(frozen=True)
@@ -309,10 +309,9 @@ class Window(Params):
     block: int = 128
 
     def __post_init__(self) -> None:
-        self._positive("block")
+        self._least(1, "block")
         for name in ("tile", "window"):
-            if min(getattr(self, name)) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected sizes of at least 1.")
+            self._expect(name, min(getattr(self, name)) >= 1, "sizes of at least 1")
 
 
 @dataclass(frozen=True)
@@ -340,6 +339,5 @@ class Radial(Params):
 
     def __post_init__(self) -> None:
         self._one_of("model", ("wan", "hunyuan"))
-        self._positive("block")
-        if not (self.decay > 0 and math.isfinite(self.decay)):
-            raise InputError(f"decay is {self.decay}; expected a positive number.")
+        self._least(1, "block")
+        self._factor("decay")

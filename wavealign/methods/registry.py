@@ -22,7 +22,8 @@ class Method:
         cost: per head, in L tokens, D elements, B tokens a block, S its stride.
         row_nnz: "constant" or "varying" K/V blocks per row.
         source: where it comes from.
-        batched: ``module:function`` for all heads of a batch at once, where there is one.
+        batched: ``module:function`` for all heads of a batch at once, where there is one; it gives
+            None for inputs that go head by head.
     """
 
     name: str

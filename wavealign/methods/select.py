@@ -46,20 +46,12 @@ def top_p(scores: Tensor, share: float, convention: str) -> Tensor:
 
 
 def _fused(scores: Tensor) -> bool:
-    if not (scores.is_cuda and scores.dtype == torch.float32 and scores.numel()):
-        return False
-    if not installed("triton"):
+    able = scores.is_cuda and scores.dtype == torch.float32 and installed("triton")
+    if not (able and scores.numel()):
         return False
     from wavealign.methods._select_kernels import MOST_COLUMNS
 
     return scores.shape[-1] <= MOST_COLUMNS
-
-
-def top_k(scores: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row, at least one; bool ``(..., N)``; ties to the lower index."""
-    ranks = scores.sort(dim=-1, descending=True, stable=True).indices
-    chosen = ranks[..., : max(1, min(count, scores.shape[-1]))]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
 
 
 def select_top_p(scores: Tensor, share: float, candidates: Tensor | None = None) -> Tensor:
@@ -89,7 +81,7 @@ def select_top_k(scores: Tensor, count: int | Tensor) -> Tensor:
 
     Args:
         scores: float ``(..., M, N)``, not negative.
-        count: for all rows, or integers ``(...)``, one a head: at least one block is kept.
+        count: for all rows, or integers ``(...)``, one a head, cut to 1 .. N.
 
     Returns:
         bool ``(..., M, N)``.
@@ -120,6 +112,17 @@ def _by_parts(function: Callable[..., Tensor], scores: Tensor, *others: Tensor) 
         part = slice(start, start + step)
         keep[part] = function(rows[part], *(t[part] for t in rest))
     return keep.reshape(scores.shape)
+
+
+def mask_future(logits: Tensor, first_query: int = 0, first_key: int = 0) -> None:
+    """Take keys behind their query out of ``(queries, keys)``, in place.
+
+    Args:
+        logits: to become -inf there.
+        first_query, first_key: positions of the first row and column.
+    """
+    queries, keys = (torch.arange(n, device=logits.device) for n in logits.shape)
+    logits.masked_fill_(keys + first_key > queries[:, None] + first_query, -torch.inf)
 
 
 def lower_triangle(like: Tensor, block_q: int, block_kv: int) -> Tensor:

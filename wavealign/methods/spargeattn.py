@@ -13,15 +13,14 @@ from torch import Tensor
 
 from wavealign.methods.context import HeadContext
 from wavealign.methods.params import SpargeAttn
-from wavealign.methods.select import block_means, lower_triangle, top_k
+from wavealign.methods.select import block_means, lower_triangle, select_top_k
 
 
 def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, context: HeadContext) -> Tensor:
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `SpargeAttn`.
         context: not used.
     """
@@ -41,7 +40,7 @@ def spargeattn(q: Tensor, k: Tensor, params: SpargeAttn, context: HeadContext) -
         scores.masked_fill_(~causal, -math.inf)
     share = scores.softmax(dim=-1)
     if params.select == "top-k":
-        keep = top_k(share, int(params.topk * share.shape[-1]))
+        keep = select_top_k(share, int(params.topk * share.shape[-1]))
     else:
         keep = _by_cdf(share, params)
     keep |= ~k_similar | ~q_similar[:, None]

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from wavealign._extras import installed
 from wavealign.methods.context import HeadContext
 from wavealign.methods.params import XAttention
-from wavealign.methods.select import top_p
+from wavealign.methods.select import mask_future, top_p
 
 if TYPE_CHECKING:
     from wavealign.methods._xattention_kernels import Launch, Shape
@@ -34,8 +34,7 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
     """The block mask of one head, bool ``(M, N)``.
 
     Args:
-        q: queries ``(L, D)``.
-        k: keys ``(L, D)``.
+        q, k: ``(L, D)``.
         params: see `XAttention`.
         context: not used.
     """
@@ -43,7 +42,7 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
         return _fused_heads(q[None, None], k[None, None], params)[0, 0]
     L = len(q)
     blocks = math.ceil(L / params.block)
-    scores = _torch_scores(q, k, params)
+    scores = antidiagonal_scores(q, k, params)
     if not params.causal:
         keep = top_p(scores, params.threshold, params.top_p)
         if params.forced_column:
@@ -54,40 +53,26 @@ def xattention(q: Tensor, k: Tensor, params: XAttention, context: HeadContext) -
     return _causal_choice(scores, params, first_chunk)[:blocks, :blocks]
 
 
-def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """The block masks of all heads of a batch, bool ``(B, H, M, N)``.
+def xattention_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor | None:
+    """The block masks of all heads of a batch, bool ``(B, H, M, N)``; None where not `fused`.
 
-    Where `fused` allows, all heads at once and without waiting for the GPU. Memory beside the
-    masks is then `SCRATCH_BYTES` of `_xattention_kernels`, whatever the length and the heads: row
-    tiles are worked through in chunks, and one of 128 cell rows takes about 576·N bytes.
+    All heads at once and without waiting for the GPU. Memory beside the masks is `SCRATCH_BYTES` of
+    `_xattention_kernels`, whatever the length and the heads: row tiles are worked through in
+    chunks, and one of 128 cell rows takes about 576·N bytes.
 
     Args:
         q: queries ``(B, H, L, D)``, any strides.
         k: keys ``(B, H', L, D)``, H' a divisor of H.
         params: see `XAttention`.
     """
-    if fused(q, k, params):
-        return _fused_heads(q, k, params)
-    group = q.shape[1] // k.shape[1]
-    context = HeadContext(0, q.shape[2])
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    xattention(one, keys[h // group], params, context)
-                    for h, one in enumerate(queries)
-                ]
-            )
-            for queries, keys in zip(q, k, strict=True)
-        ]
-    )
+    return _fused_heads(q, k, params) if fused(q, k, params) else None
 
 
 def _fused_heads(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     from wavealign.methods._select_kernels import launch_top_p
 
-    launch, shape = _launch(q, k, params)
-    B, H = q.shape[:2]
+    launch = _launch(q, k, params)
+    shape, (B, H) = launch.shape, q.shape[:2]
     keep = torch.empty(B * H, shape.blocks, shape.blocks, dtype=torch.bool, device=q.device)
     rows = launch.blocks_per_tile
     buffer = torch.empty(launch.chunk * rows, shape.columns, dtype=torch.float32, device=q.device)
@@ -124,12 +109,11 @@ def fused(q: Tensor, k: Tensor, params: XAttention) -> bool:
     return shape.fits(default_tile(q.device)) and shape.columns <= MOST_COLUMNS
 
 
-def _launch(q: Tensor, k: Tensor, params: XAttention) -> tuple[Launch, Shape]:
+def _launch(q: Tensor, k: Tensor, params: XAttention) -> Launch:
     from wavealign.methods import _xattention_kernels as kernels
 
-    shape = _shape(q.shape[2], q.shape[3], params)
-    tile = kernels.default_tile(q.device)
-    return kernels.Launch(q, k, shape, tile, kernels.SCRATCH_BYTES), shape
+    shape, tile = _shape(q.shape[2], q.shape[3], params), kernels.default_tile(q.device)
+    return kernels.Launch(q, k, shape, tile, kernels.SCRATCH_BYTES)
 
 
 def _shape(tokens: int, head_dim: int, params: XAttention) -> Shape:
@@ -169,23 +153,6 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         q, k: ``(tokens, D)`` of one head.
         params: of the method.
     """
-    if not fused(q, k, params):
-        return _torch_scores(q, k, params)
-    launch, shape = _launch(q[None, None], k[None, None], params)
-    rows = launch.blocks_per_tile
-    scores = torch.zeros(
-        max(launch.tiles * rows, shape.columns),
-        shape.columns,
-        dtype=torch.float32,
-        device=q.device,
-    )
-    for first in launch.chunks():
-        launch.scores(first, scores[first * rows : min(first + launch.chunk, launch.tiles) * rows])
-    return scores[: shape.columns]
-
-
-def _torch_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
-    """`antidiagonal_scores` in float32 (the sums of a softmax's shares come in chunks of rows)."""
     L, D = q.shape
     S = params.stride
     padding = -L % _multiple(L, params)
@@ -205,8 +172,7 @@ def _torch_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
         if masked:
             logits[:, cells - masked :] = -math.inf
         if params.causal:
-            index = torch.arange(start, stop, device=q.device)
-            logits.masked_fill_(torch.arange(cells, device=q.device) > index[:, None], -math.inf)
+            mask_future(logits, first_query=start)
         logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         mass = logits.view(stop - start, blocks, per_block).sum(-1)
         mass /= mass.sum(-1, keepdim=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +43,9 @@ def read_frames(path: str | Path, count: int, step: int = 1) -> Iterator[npt.NDA
                 if seen == needed:
                     return
     except av.error.FFmpegError as problem:
-        raise InputError(
-            f"{file}: can't be decoded after {seen} frames ({_reason(problem)})."
-        ) from problem
+        reason = getattr(problem, "strerror", None) or problem
+        raise InputError(f"{file}: can't be decoded after {seen} frames ({reason}).") from problem
     raise InputError(
         f"{file}: has {seen} frames; {count} frames of tokens, every {step}th frame of the clip, "
         f"need {needed}. Ask for fewer, or for a smaller --clip-step."
     )
-
-
-def _reason(problem: Any) -> str:
-    return str(getattr(problem, "strerror", None) or problem)

@@ -19,13 +19,7 @@ from torch.nn import functional
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.qk.clip import read_frames
-from wavealign.qk.concentration import (
-    PROFILES,
-    key_share,
-    scale_for,
-    sorted_logits,
-    target_shares,
-)
+from wavealign.qk.concentration import PROFILES, key_share, scale_for, sorted_logits, target_shares
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.rope import axial_angles, rotate
 from wavealign.qk.sources import InMemory
@@ -85,11 +79,8 @@ class ClipSource(InMemory):
         """
         if profile is not None and profile not in PROFILES:
             raise unknown_name("profile", profile, [*PROFILES, "none"])
-        if (
-            not layers
-            or len(set(layers)) != len(layers)
-            or not set(layers) <= set(range(vit.layers))
-        ):
+        once = {*layers} & {*range(vit.layers)}
+        if not layers or len(once) != len(layers):
             raise InputError(
                 f"layers {list(layers)}: expected some of 0 to {vit.layers - 1}, each once."
             )
@@ -98,7 +89,6 @@ class ClipSource(InMemory):
         for x in (q, k):
             for head in range(len(x)):
                 x[head] = rotate(x[head].float(), angles).half()
-        scales = _calibrate(q, k, profile, device) if profile is not None else None
         about: dict[str, Any] = {
             "qk": Path(path).name,
             "note": NOTE,
@@ -106,7 +96,8 @@ class ClipSource(InMemory):
             "clip_step": step,
             "profile": profile or "none",
         }
-        if scales is not None:
+        if profile is not None:
+            scales = _calibrate(q, k, profile, device)
             about["query_scale"] = [round(scale, 4) for scale in scales]
         return cls(q, k, about)
 
@@ -118,14 +109,9 @@ def rotary_dims(head_dim: int) -> tuple[int, int, int]:
 
 
 def _run(
-    path: str | Path,
-    vit: ImageViT,
-    grid: TokenGrid,
-    layers: Sequence[int],
-    step: int,
-    device: str,
+    path: str | Path, vit: ImageViT, grid: TokenGrid, layers: Sequence[int], step: int, device: str,
     on_frame: Callable[[int], None] | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     shape = (len(layers) * vit.heads, grid.tokens, vit.head_dim)
     q, k = torch.empty(shape, dtype=torch.float16), torch.empty(shape, dtype=torch.float16)
     per_frame = grid.height * grid.width

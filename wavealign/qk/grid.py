@@ -135,20 +135,17 @@ class VideoModel:
 
 
 _WAN = "Wan-Video/Wan2.1, wan/configs, wan/modules/model"
+_HUNYUAN = "diffusers, transformer_hunyuan_video"
+_LTX = "diffusers, transformer_ltx2 and its conversion script"
 MODELS = {
     model.name: model
     for model in (
         VideoModel("wan2.1", "Wan2.1-T2V-14B", (4, 8, 8), (1, 2, 2), _WAN),
         VideoModel("wan2.1-1.3b", "Wan2.1-T2V-1.3B", (4, 8, 8), (1, 2, 2), _WAN),
-        VideoModel(
-            "hunyuan", "HunyuanVideo", (4, 8, 8), (1, 2, 2), "diffusers, transformer_hunyuan_video"
-        ),
-        VideoModel(
-            "ltx2", "LTX-2.3", (8, 32, 32), (1, 1, 1),
-            "diffusers, transformer_ltx2 and its conversion script",
-        ),
+        VideoModel("hunyuan", "HunyuanVideo", (4, 8, 8), (1, 2, 2), _HUNYUAN),
+        VideoModel("ltx2", "LTX-2.3", (8, 32, 32), (1, 1, 1), _LTX),
     )
-}  # fmt: skip
+}
 
 
 def find_model(name: str) -> VideoModel:

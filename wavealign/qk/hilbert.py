@@ -28,11 +28,14 @@ Axis = tuple[int, int]
 Sizes = tuple[int, int, int]
 """Cells along the three axes of a box, in the order in which they matter."""
 
-Box = tuple[tuple[int, int, int], tuple[Axis, Axis, Axis]]
+Cell = tuple[int, int, int]
+Cells = npt.NDArray[np.int64]
+
+Box = tuple[Cell, tuple[Axis, Axis, Axis]]
 """First cell, and the three axes in the order in which they matter."""
 
 
-def hilbert_curve(shape: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+def hilbert_curve(shape: tuple[int, int, int]) -> Cells:
     """The cells of a box along the curve, int64 ``(cells, 3)``.
 
     Args:
@@ -46,7 +49,7 @@ def hilbert_curve(shape: tuple[int, int, int]) -> npt.NDArray[np.int64]:
     return curve
 
 
-def _walk(sizes: Sizes, known: dict[Sizes, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def _walk(sizes: Sizes, known: dict[Sizes, Cells]) -> Cells:
     """The walk through a box from its origin, in coordinates along its own three axes.
 
     There are few different sizes among the parts of a box: each is walked once.
@@ -59,21 +62,15 @@ def _walk(sizes: Sizes, known: dict[Sizes, npt.NDArray[np.int64]]) -> npt.NDArra
             known[sizes] = np.zeros((a * b, 3), dtype=np.int64)
             known[sizes][:, 0 if b == 1 else 1] = np.arange(a * b)
         else:
-            parts = [
-                _place(_walk(_sizes(axes), known), corner, axes)
-                for corner, axes in _cut((0, 0, 0), (0, a), (1, b), (2, c))
-            ]
+            parts = []
+            for corner, axes in _cut((0, 0, 0), (0, a), (1, b), (2, c)):
+                x, y, z = (abs(cells) for _, cells in axes)
+                parts.append(_place(_walk((x, y, z), known), corner, axes))
             known[sizes] = np.concatenate(parts)
     return known[sizes]
 
 
-def _sizes(axes: tuple[Axis, Axis, Axis]) -> Sizes:
-    return abs(axes[0][1]), abs(axes[1][1]), abs(axes[2][1])
-
-
-def _place(
-    walk: npt.NDArray[np.int64], corner: tuple[int, int, int], axes: tuple[Axis, Axis, Axis]
-) -> npt.NDArray[np.int64]:
+def _place(walk: Cells, corner: Cell, axes: tuple[Axis, Axis, Axis]) -> Cells:
     """A walk in the coordinates of the box around it."""
     placed = np.empty_like(walk)
     for own, (coordinate, cells) in enumerate(axes):
@@ -82,7 +79,7 @@ def _place(
     return placed
 
 
-def _cut(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) -> list[Box]:
+def _cut(corner: Cell, a: Axis, b: Axis, c: Axis) -> list[Box]:
     """The parts of a box that isn't a line, in walking order; `b` is at least as long as `c`."""
     long_a, long_b, long_c = abs(a[1]), abs(b[1]), abs(c[1])
     if 2 * long_a > 3 * long_b:
@@ -93,7 +90,7 @@ def _cut(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) -> list[Box]:
     return _five(corner, a, b, c)
 
 
-def _over_along_back(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) -> list[Box]:
+def _over_along_back(corner: Cell, a: Axis, b: Axis, c: Axis) -> list[Box]:
     """Half of `b` over, all of `a` along the other half, half of `b` back."""
     near_a, far_a = _halve(a)
     near_b, far_b = _halve(b)
@@ -105,7 +102,7 @@ def _over_along_back(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) ->
     ]
 
 
-def _five(corner: tuple[int, int, int], a: Axis, b: Axis, c: Axis) -> list[Box]:
+def _five(corner: Cell, a: Axis, b: Axis, c: Axis) -> list[Box]:
     """A quarter up `b`, along `c`, across `a` at the far side of both, and the way back."""
     near_a, far_a = _halve(a)
     near_b, far_b = _halve(b)
@@ -135,13 +132,13 @@ def _back(axis: Axis) -> Axis:
     return axis[0], -axis[1]
 
 
-def _move(cell: tuple[int, int, int], axis: Axis) -> tuple[int, int, int]:
+def _move(cell: Cell, axis: Axis) -> Cell:
     """The cell behind the end of an axis."""
     moved = list(cell)
     moved[axis[0]] += axis[1]
     return moved[0], moved[1], moved[2]
 
 
-def _last(cell: tuple[int, int, int], axis: Axis) -> tuple[int, int, int]:
+def _last(cell: Cell, axis: Axis) -> Cell:
     """One cell back along an axis: from behind its end to its last cell."""
     return _move(cell, (axis[0], -1 if axis[1] > 0 else 1))

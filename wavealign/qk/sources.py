@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class TensorSource(InMemory):
         return {"qk": self.name}
 
 
-class FileSource:
+class FileSource(AbstractContextManager["FileSource"]):
     """Q and K of a ``.safetensors`` or ``.npz`` file: arrays ``q`` and ``k``, ``[H, L, D]``.
 
     A leading batch axis of size 1 is dropped. Safetensors and uncompressed npz are mapped into
@@ -126,20 +126,16 @@ class FileSource:
                 self._q, self._k = _open_npz(self.path)
             else:
                 raise InputError("unknown kind of Q/K file; expected .safetensors or .npz.")
-            q_shape, k_shape = self._q.get_shape(), self._k.get_shape()
-            self._batch = len(q_shape) == 4 and q_shape[0] == 1
+            q, k = _shape(self._q), _shape(self._k)
+            self._batch = len(q) == 4 and q[0] == 1
             skip = int(self._batch)
-            _check_shapes(tuple(q_shape[skip:]), tuple(k_shape[skip:]))
+            _check_shapes(q[skip:], k[skip:])
         except InputError as problem:
             self.close()
-            text = str(problem)
-            raise (
-                problem if text.startswith(str(self.path)) else InputError(f"{self.path}: {text}")
-            ) from None
-        self.heads, self.tokens, self.head_dim = map(int, q_shape[skip:])
-
-    def __enter__(self) -> FileSource:
-        return self
+            if str(problem).startswith(str(self.path)):
+                raise
+            raise InputError(f"{self.path}: {problem}") from None
+        self.heads, self.tokens, self.head_dim = q[skip:]
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -150,9 +146,7 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""
-        known: dict[str, Any] = {
-            n: self.about[n] for n in ("model", "layer", "step") if n in self.about
-        }
+        known = {n: self.about[n] for n in ("model", "layer", "step") if n in self.about}
         return {"qk": self.path.name, **known, **json.loads(self.about.get("about", "{}"))}
 
     def read(self, head: int) -> tuple[Tensor, Tensor]:
@@ -180,23 +174,14 @@ def save_qk(path: Path, q: Tensor, k: Tensor, about: dict[str, str]) -> Path:
     return path
 
 
-class _NpzSlice:
-    """An array of an npz, with the two things that a safetensors slice can do."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array
-
-    def get_shape(self) -> list[int]:
-        return list(self._array.shape)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._array[index]
+def _shape(part: Any) -> tuple[int, ...]:
+    """Of an array, or of a part of a safetensors file, which may still be there."""
+    return tuple(part.shape if isinstance(part, np.ndarray) else part.get_shape())
 
 
 def _tensor(part: Any) -> Tensor:
-    if isinstance(part, Tensor):
-        return part
-    return torch.from_numpy(np.array(part))  # a copy: mapped memory is read-only
+    # A copy of an array: mapped memory is read-only.
+    return part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
 
 
 def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any, dict[str, str]]:
@@ -226,7 +211,7 @@ def _open_npz(path: Path) -> tuple[Any, Any]:
             array = mapped if mapped is not None else file.array(name)
             _check_dtype(name, str(array.dtype), array.dtype in (np.float16, np.float32, float))
             arrays.append(array)
-    return _NpzSlice(arrays[0]), _NpzSlice(arrays[1])
+    return arrays[0], arrays[1]
 
 
 def _map_member(path: Path, name: str) -> np.ndarray[Any, Any] | None:

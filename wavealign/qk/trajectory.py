@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -111,7 +111,7 @@ class NoisyTrajectory:
         return pair[0], pair[1]
 
 
-class CapturedTrajectory:
+class CapturedTrajectory(AbstractContextManager["CapturedTrajectory"]):
     """Files of `wavealign capture`: each one layer at one step. A context manager.
 
     Attributes:
@@ -160,9 +160,6 @@ class CapturedTrajectory:
         if not files:
             raise InputError(f"{target}: holds no .safetensors; expected those of a capture.")
         return cls(files)
-
-    def __enter__(self) -> CapturedTrajectory:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,7 @@ class ImageViT:
 
     def to(self, device: str) -> ImageViT:
         """The same on a device."""
-        moved = {name: w.to(device) for name, w in self.weights.items()}
-        return ImageViT(moved, self.layers, self.heads, self.dim, self.patch)
+        return replace(self, weights={name: w.to(device) for name, w in self.weights.items()})
 
     def queries_and_keys(
         self, image: Tensor, layers: Sequence[int]
@@ -124,11 +123,8 @@ class ImageViT:
             mixed = self._linear(mixed, name + "attention.output.dense")
             x = x + mixed * self.weights[name + "layer_scale1.lambda1"]
             hidden = functional.gelu(self._linear(self._norm(x, name + "norm2"), name + "mlp.fc1"))
-            x = (
-                x
-                + self._linear(hidden, name + "mlp.fc2")
-                * (self.weights[name + "layer_scale2.lambda1"])
-            )
+            mixed = self._linear(hidden, name + "mlp.fc2")
+            x = x + mixed * self.weights[name + "layer_scale2.lambda1"]
         return found
 
     def _embed(self, image: Tensor) -> Tensor:

@@ -21,13 +21,7 @@ from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k
 from wavealign.numbers import number, share
-from wavealign.sessions.rule import (
-    Found,
-    Memory,
-    SearchesAtSteps,
-    StepCall,
-    all_finite,
-)
+from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 _GOOD_RECALL = 0.8
 _OVERFLOW = (
@@ -85,10 +79,9 @@ class AdaSpa(SearchesAtSteps):
         found = attend_with_importance(
             call.q, call.k, call.v, block=call.block, reference_lse=memory.lse
         )
+        counts: int | Tensor = _blocks(1 - self.sparsity, found.weights.shape[-1])
         if self.head_adaptive:
-            counts: int | Tensor = head_budgets(found.weights, self.sparsity)
-        else:
-            counts = _blocks(1 - self.sparsity, found.weights.shape[-1])
+            counts = head_budgets(found.weights, self.sparsity)
         keep = select_top_k(found.weights, counts)
         if self.dense_text:
             keep_text(keep, call.q.shape[1], call.text_tokens, call.block)

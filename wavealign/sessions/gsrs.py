@@ -23,13 +23,7 @@ from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
 from wavealign.numbers import share, shares
-from wavealign.sessions.rule import (
-    Found,
-    Memory,
-    SearchesAtSteps,
-    StepCall,
-    all_finite,
-)
+from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 SELECTS = ("top-p", "top-k")
 
@@ -91,16 +85,11 @@ class Gsrs(SearchesAtSteps):
         del attend
         among = memory.candidates
         found = attend_with_importance(
-            call.q,
-            call.k,
-            call.v,
-            block=call.block,
+            call.q, call.k, call.v, block=call.block, schedule=call.schedule,
             candidates=among if call.schedule is None else None,
-            schedule=call.schedule,
-        )
+        )  # fmt: skip
         if self.select == "top-k":
-            count = max(1, round(self.keep * found.weights.shape[-1]))
-            keep = select_top_k(found.weights, count)
+            keep = select_top_k(found.weights, round(self.keep * found.weights.shape[-1]))
         else:
             keep = select_top_p(found.weights, self.p[self.search_steps.index(call.step)], among)
         if self.dense_text:

@@ -12,13 +12,16 @@ from wavealign.errors import InputError
 from wavealign.sessions.rule import Memory
 from wavealign.sessions.tokens import TokenOrder
 
+Signature = tuple[torch.Size, torch.dtype, torch.device, int]
+"""Shape, dtype and device of q, and the tokens of text."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
     """One layer of one branch, replaced as a whole after a call that went well.
 
     Attributes:
-        signature: shape, dtype and device of its calls, and their tokens of text.
+        signature: of its calls.
         order: of the tokens.
         prepared: what its plans have in common.
         next_step: the one that is expected.
@@ -28,7 +31,7 @@ class LayerState:
         first_policies: of the first plan, one a head; empty before it.
     """
 
-    signature: tuple[object, ...]
+    signature: Signature
     order: TokenOrder
     prepared: Prepared
     next_step: int = 0
@@ -53,8 +56,8 @@ def check_step(where: str, step: int, state: LayerState | None, steps: int) -> N
     expected = state.next_step if state is not None else 0
     if not 0 <= step < steps:
         raise InputError(
-            f"{where}: step {step} of a run of {steps} steps (0 to "
-            f"{steps - 1}); another run begins with reset()."
+            f"{where}: step {step} of a run of {steps} steps (0 to {steps - 1}); another run "
+            "begins with reset()."
         )
     if step < expected:
         raise InputError(
@@ -65,30 +68,8 @@ def check_step(where: str, step: int, state: LayerState | None, steps: int) -> N
         raise InputError(f"{where}: step {step} skips step {expected}.")
 
 
-def check_signature(
-    where: str, step: int, state: LayerState, signature: tuple[object, ...]
-) -> None:
-    """Raise unless a call is like the ones before it.
-
-    Args:
-        where: of the call, for the message.
-        step: of the call.
-        state: what is known of the layer.
-        signature: of the call.
-
-    Raises:
-        InputError: another shape, dtype, device or number of text tokens.
-    """
-    if state.signature != signature:
-        raise InputError(
-            f"{where}: q is {_told(signature)} at step {step} and was "
-            f"{_told(state.signature)} before; expected the same to the end of the run. "
-            "Another run begins with reset()."
-        )
-
-
-def _told(signature: tuple[object, ...]) -> str:
+def told(signature: Signature) -> str:
+    """A signature in words."""
     shape, dtype, device, text_tokens = signature
-    assert isinstance(shape, tuple)
     text = f" with {text_tokens} tokens of text" if text_tokens else ""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}{text}"

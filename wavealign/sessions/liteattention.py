@@ -20,17 +20,10 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
+from wavealign.gpu.importance.chunked import scores_bytes
 from wavealign.methods.context import keep_text
 from wavealign.numbers import number, whole_number
-from wavealign.sessions.rule import (
-    Action,
-    Found,
-    Memory,
-    StepCall,
-    run_length,
-)
-
-_SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of the query tiles that are done at a time
+from wavealign.sessions.rule import Action, Found, Memory, StepCall, run_length
 
 
 @dataclass(frozen=True)
@@ -129,8 +122,7 @@ def tile_maxima(q: Tensor, k: Tensor, block: tuple[int, int]) -> Iterator[tuple[
     B, L, H, D = q.shape
     keys = torch.empty(B, H, D, k.shape[1], dtype=torch.float32, device=k.device)
     keys.copy_(k.permute(0, 2, 3, 1))
-    budget = _SCORES_BYTES.get(q.device.type, _SCORES_BYTES["cpu"])
-    step = max(1, budget // (4 * B * H * block[0] * k.shape[1]))
+    step = max(1, scores_bytes(q.device) // (4 * B * H * block[0] * k.shape[1]))
     whole = k.shape[1] // block[1] * block[1]
     for first in range(0, -(-L // block[0]), step):
         rows = q[:, first * block[0] : (first + step) * block[0]].transpose(1, 2).float()

@@ -16,7 +16,12 @@ from wavealign.sessions.session import Session
 
 
 class GsrsSession(Session):
-    """GSRS, also as ``wavealign.methods.gsrs.Session``; see `Gsrs` for what its parameters mean."""
+    """GSRS, also as ``wavealign.methods.gsrs.Session``.
+
+    Args:
+        search_steps, p, steps, reduced, dense_text: see `Gsrs`.
+        block, options: see `Session`.
+    """
 
     def __init__(
         self,
@@ -29,18 +34,17 @@ class GsrsSession(Session):
         dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`.
-
-        Args:
-            search_steps, p, steps, reduced, dense_text: see `Gsrs`.
-            block, options: see `Session`.
-        """
         rule = Gsrs(search_steps, p, steps, reduced=reduced, dense_text=dense_text)
         super().__init__(rule, block=block, **options)
 
 
 class TopKSession(Session):
-    """The same share of blocks in every row, by exact weights of all blocks at each search."""
+    """The same share of blocks in every row, by exact weights of all blocks at each search.
+
+    Args:
+        search_steps, keep, steps, dense_text: see `Gsrs`.
+        block, options: see `Session`.
+    """
 
     def __init__(
         self,
@@ -52,20 +56,18 @@ class TopKSession(Session):
         dense_text: bool = Gsrs.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`.
-
-        Args:
-            search_steps, keep, steps, dense_text: see `Gsrs`.
-            block, options: see `Session`.
-        """
         rule = Gsrs(search_steps, (), steps, "top-k", keep, False, dense_text, "topk")
         super().__init__(rule, block=block, **options)
 
 
 class AdaSpaSession(Session):
-    """AdaSpa, also as ``wavealign.methods.adaspa.Session``; see `AdaSpa`.
+    """AdaSpa, also as ``wavealign.methods.adaspa.Session``.
 
     The paper's blocks have 64 tokens, ours 128 by default, so that sessions compare.
+
+    Args:
+        search_steps, sparsity, steps, head_adaptive, cached_lse, dense_text: see `AdaSpa`.
+        block, options: see `Session`.
     """
 
     def __init__(
@@ -80,21 +82,18 @@ class AdaSpaSession(Session):
         dense_text: bool = AdaSpa.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`.
-
-        Args:
-            search_steps, sparsity, steps: see `AdaSpa`.
-            head_adaptive, cached_lse, dense_text: see there.
-            block, options: see `Session`.
-        """
         rule = AdaSpa(search_steps, sparsity, steps, head_adaptive, cached_lse, dense_text)
         super().__init__(rule, block=block, **options)
 
 
 class LiteAttentionSession(Session):
-    """LiteAttention, also as ``wavealign.methods.liteattention.Session``; see `LiteAttention`.
+    """LiteAttention, also as ``wavealign.methods.liteattention.Session``.
 
     Upstream's tiles have 128 x 176 tokens at 128 elements a head; ours 128 x 128 by default.
+
+    Args:
+        threshold, warmup, steps, dense_text: see `LiteAttention`.
+        block, options: see `Session`.
     """
 
     def __init__(
@@ -107,12 +106,6 @@ class LiteAttentionSession(Session):
         dense_text: bool = LiteAttention.dense_text,
         **options: Any,
     ) -> None:
-        """A session before its first step; `options` are those of `Session`.
-
-        Args:
-            threshold, warmup, steps, dense_text: see `LiteAttention`.
-            block, options: see `Session`.
-        """
         rule = LiteAttention(threshold, warmup, steps, dense_text)
         super().__init__(rule, block=block, **options)
 

@@ -22,13 +22,14 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.numbers import block_size, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
-from wavealign.sessions.layer_state import LayerState, check_signature, check_step
+from wavealign.sessions.layer_state import LayerState, Signature, check_step, told
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
 from wavealign.sessions.rule import Found, Rule, StepCall
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
 
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -171,38 +172,32 @@ class Session:
         if text_tokens is None:
             text_tokens = self._text_tokens
         text_tokens = whole_number("text tokens", text_tokens)
-        state = self._state(step, layer, branch, q, k, v, text_tokens)
+        state = self._state(step, layer, branch, (q, k, v), text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
         with torch.autocast(q.device.type, enabled=False):
-            return self._go_on(state, step, layer, branch, q, k, v)
+            return self._go_on(state, step, layer, branch, (q, k, v))
 
     def _go_on(
-        self,
-        state: LayerState,
-        step: int,
-        layer: int,
-        branch: str,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        self, state: LayerState, step: int, layer: int, branch: str, qkv: QKV
     ) -> torch.Tensor:
         """The step of a layer whose call was checked."""
         action = self.rule.action(step)
-        watch, device = self._tally.watch, q.device
+        watch, device = self._tally.watch, qkv[0].device
         records = None
         if action == "full":
             with watch.measure("full", device):
-                out = self._full(q, k, v)
+                out = self._full(*qkv)
         elif action == "reuse":
             with watch.measure("reused", device):
-                out = self._by_plan(state, *(state.order.forward(x) for x in (q, k, v)))
+                out = self._by_plan(state, *map(state.order.forward, qkv))
                 out = state.order.back(out)
         else:
             with watch.measure("searched", device):
-                found = self._search(step, state, q, k, v)
+                found = self._search(step, state, qkv)
                 out = state.order.back(found.out)
             longest = self._look(found, step, layer, branch)
-            evaluated = self._evaluated(state)
+            bits, N = state.memory.candidates, state.prepared.sizes.N
+            evaluated = 1.0 if bits is None else mask_from_packed(bits, N).mean(dtype=torch.float32)
             with watch.measure("planned", device):
                 state = self._remember(state, found, self.rule.uses(step), longest)
             policies = tuple(dict.fromkeys(state.plan.policies)) if state.plan is not None else ()
@@ -215,33 +210,29 @@ class Session:
             self._tally.plans += bool(records[-1])
         return out
 
-    def _state(
-        self,
-        step: int,
-        layer: int,
-        branch: str,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        text_tokens: int,
-    ) -> LayerState:
+    def _state(self, step: int, layer: int, branch: str, qkv: QKV, text_tokens: int) -> LayerState:
         """The layer's past, if this call goes on from it."""
         where, state = f"layer {layer}, branch '{branch}'", self._states.get((layer, branch))
         check_step(where, step, state, self.rule.steps)
-        sequences = Sequences.check(q, k, v, "bshd")
+        sequences, (q, k, _) = Sequences.check(*qkv, "bshd"), qkv
         if k.shape != q.shape:
             raise InputError(
                 f"{where}: q is {list(q.shape)}, k and v are {list(k.shape)}; expected "
                 "self-attention, with a K/V head for each query head."
             )
-        signature = (tuple(q.shape), q.dtype, q.device, text_tokens)
+        signature: Signature = (q.shape, q.dtype, q.device, text_tokens)
         if state is not None:
-            check_signature(where, step, state, signature)
+            if state.signature != signature:
+                raise InputError(
+                    f"{where}: q is {told(signature)} at step {step} and was "
+                    f"{told(state.signature)} before; expected the same to the end of the run. "
+                    "Another run begins with reset()."
+                )
             return state
         B, L, H, _ = q.shape
-        order = self._orders.get(text_tokens)
-        if order is None:
-            order = TokenOrder(self._order_name, self._grid, text_tokens)
+        order = self._orders.get(text_tokens) or TokenOrder(
+            self._order_name, self._grid, text_tokens
+        )
         order.check(L)
         self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
@@ -259,10 +250,8 @@ class Session:
             return self._full(q, k, v)
         return attend_by_plan(q, k, v, plan=state.plan, layout="bshd")
 
-    def _search(
-        self, step: int, state: LayerState, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Found:
-        q, k, v = (state.order.forward(x) for x in (q, k, v))
+    def _search(self, step: int, state: LayerState, qkv: QKV) -> Found:
+        q, k, v = map(state.order.forward, qkv)
         memory, schedule = state.memory, None
         if memory.candidates is not None:
             candidates = mask_from_packed(memory.candidates, state.prepared.sizes.N)
@@ -286,12 +275,6 @@ class Session:
                 "as it was before this call."
             )
         return int(blocks)
-
-    def _evaluated(self, state: LayerState) -> torch.Tensor | None:
-        bits = state.memory.candidates
-        if bits is None:
-            return None
-        return mask_from_packed(bits, state.prepared.sizes.N).mean(dtype=torch.float32)
 
     def _remember(
         self, state: LayerState, found: Found, uses: int, longest: int | None

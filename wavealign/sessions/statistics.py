@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,28 +103,19 @@ class Stopwatch:
 class Tally:
     """The counting side of `Statistics`."""
 
-    calls: dict[str, int] = field(default_factory=lambda: {"full": 0, "search": 0, "reuse": 0})
+    calls: Counter[str] = field(default_factory=Counter)
     plans: int = 0
     # Densities stay on the device until somebody asks.
-    searches: list[tuple[int, int, str, torch.Tensor, torch.Tensor | None, tuple[str, ...]]] = (
+    searches: list[tuple[int, int, str, torch.Tensor, torch.Tensor | float, tuple[str, ...]]] = (
         field(default_factory=list)
     )
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def statistics(self) -> Statistics:
         """A snapshot; waits for the device."""
-        records = [
-            SearchRecord(
-                step, layer, branch, float(density),
-                float(evaluated) if evaluated is not None else 1.0, policies,
-            )
+        records = tuple(
+            SearchRecord(step, layer, branch, float(density), float(evaluated), policies)
             for step, layer, branch, density, evaluated, policies in self.searches
-        ]  # fmt: skip
-        return Statistics(
-            self.calls["full"],
-            self.calls["search"],
-            self.calls["reuse"],
-            self.plans,
-            tuple(records),
-            self.watch.seconds(),
         )
+        full, searched, reused = (self.calls[action] for action in ("full", "search", "reuse"))
+        return Statistics(full, searched, reused, self.plans, records, self.watch.seconds())

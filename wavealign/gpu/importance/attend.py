@@ -14,21 +14,18 @@ search (arXiv 2502.21079).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
 from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
-from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance, check_call
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from wavealign.planning import DeviceSchedule
+from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance
+from wavealign.gpu.importance.chunked import attend_chunked
+from wavealign.planning import DeviceSchedule
 
 KERNELS = ("auto", "hopper", "triton", "torch")
 _PREFERRED = ("hopper", "triton")  # by "auto" on a GPU, in this order
-_TRITON_BLOCKS = (64, 128)
-_TRITON_DIMS = (64, 128)
+_TRITON_SIZES = (64, 128)  # of blocks and of heads
 
 
 def attend_with_importance(
@@ -78,11 +75,9 @@ def attend_with_importance(
         InputError: what doesn't fit together.
         MissingCapabilityError: a kernel is asked for where it can't run.
     """
-    call = check_call(
-        q, k, v, block=block, candidates=candidates, schedule=schedule,
-        reference_lse=reference_lse, diagnostics=diagnostics, diagnose_every=diagnose_every,
-        positions=positions,
-    )  # fmt: skip
+    call = Call(
+        q, k, v, block, candidates, schedule, reference_lse, diagnostics, diagnose_every, positions
+    )
     if kernel not in KERNELS:
         raise unknown_name("kernel", kernel, KERNELS)
     if kernel == "auto":
@@ -90,10 +85,6 @@ def attend_with_importance(
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":
-        import torch
-
-        from wavealign.gpu.importance.chunked import attend_chunked
-
         with torch.autocast(q.device.type, enabled=False):
             return attend_chunked(call)
     if reason := _refusal(kernel, call):
@@ -103,9 +94,9 @@ def attend_with_importance(
         raise MissingCapabilityError(
             f"kernel='{kernel}' needs {lacking}; kernel='torch' computes the same anywhere."
         )
-    from wavealign.gpu.importance.launch import attend_on_gpu
+    from wavealign.gpu.importance.launch import Search
 
-    return attend_on_gpu(call, scratch_bytes, hopper=kernel == "hopper")
+    return Search(call, scratch_bytes, hopper=kernel == "hopper").run()
 
 
 def _refusal(kernel: str, call: Call) -> str | None:
@@ -113,9 +104,9 @@ def _refusal(kernel: str, call: Call) -> str | None:
     dtype, D = str(call.q.dtype).removeprefix("torch."), call.q.shape[3]
     if dtype not in ("bfloat16", "float16"):
         return f"takes bfloat16 and float16, not {dtype}"
-    if D not in _TRITON_DIMS:
+    if D not in _TRITON_SIZES:
         return f"takes head dimensions 64 and 128, not {D}"
-    if call.block_q not in _TRITON_BLOCKS or call.block_kv not in _TRITON_BLOCKS:
+    if not set(call.block) <= set(_TRITON_SIZES):
         return f"takes blocks of 64 and 128 tokens, not {call.block_q}x{call.block_kv}"
     if kernel == "hopper" and call.diagnostics and call.positions is not None:
         return "has no distances in positions"
@@ -124,8 +115,6 @@ def _refusal(kernel: str, call: Call) -> str | None:
 
 def _lacks(kernel: str, q: Tensor) -> str | None:
     """What a kernel needs and there isn't; None if nothing. Triton may be interpreted."""
-    import torch
-
     if not q.is_cuda:
         import triton
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.numbers import block_size, whole_number
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from wavealign.planning import DeviceSchedule
+from wavealign.planning import DeviceSchedule
 
 SCRATCH_BYTES = 8 * 2**30
 """Of a GPU's block log-sum-exps, by default."""
@@ -45,31 +43,55 @@ class Importance:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A checked call.
+    """A checked call; see `attend_with_importance` for what its attributes mean.
 
     Attributes:
         q: ``[B, tokens_q, H, D]``.
         k, v: ``[B, tokens_kv, H_kv, D]``.
-        block_q, block_kv: tokens of a block.
-        candidates: bool ``[1 or B, H, M, N]``; None for all blocks.
+        block: tokens of a query and of a K/V block.
+        candidates: bool ``[1 or B, H, M, N]``, also given as ``[H, M, N]``; None for all blocks.
         schedule: the candidates as lists; None where there is no order to keep.
         reference_lse: float32 ``[B, H, tokens_q]`` or None.
         diagnostics: whether entropy and distance are wanted.
-        positions: float ``[tokens, axes]`` or None.
         diagnose_every: of the query blocks 0, n, 2n, ...
+        positions: float ``[tokens, axes]`` or None.
+
+    Raises:
+        InputError: what doesn't fit together.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    block_q: int
-    block_kv: int
-    candidates: Tensor | None
-    schedule: DeviceSchedule | None
-    reference_lse: Tensor | None
-    diagnostics: bool
-    positions: Tensor | None
+    block: tuple[int, int] = (128, 128)
+    candidates: Tensor | None = None
+    schedule: DeviceSchedule | None = None
+    reference_lse: Tensor | None = None
+    diagnostics: bool = False
     diagnose_every: int = 1
+    positions: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_sequences(self.q, self.k, self.v)
+        object.__setattr__(self, "block", block_size(self.block))
+        if whole_number("diagnose_every", self.diagnose_every) < 1:
+            raise InputError(f"diagnose_every={self.diagnose_every}; expected at least 1.")
+        if self.diagnose_every > 1 and not self.diagnostics:
+            raise InputError(f"diagnose_every={self.diagnose_every} without diagnostics=True.")
+        if self.candidates is not None and self.candidates.ndim == 3:
+            object.__setattr__(self, "candidates", self.candidates[None])
+        _check_blocks(self)
+        _check_rows(self)
+
+    @property
+    def block_q(self) -> int:
+        """Tokens of a query block."""
+        return self.block[0]
+
+    @property
+    def block_kv(self) -> int:
+        """Tokens of a K/V block."""
+        return self.block[1]
 
     @property
     def M(self) -> int:  # noqa: N802
@@ -85,8 +107,6 @@ class Call:
         """The candidates, bool ``[1 or B, H, M, N]``; made of the schedule where there is one."""
         if self.schedule is None:
             return self.candidates
-        import torch
-
         counts, starts = self.schedule.counts, self.schedule.starts
         heads, M = counts.shape
         N, lists = self.N, self.schedule.indices.reshape(-1)
@@ -98,67 +118,7 @@ class Call:
         return blocks[:, :N].reshape(-1, self.q.shape[2], M, N)
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    block: tuple[int, int] = (128, 128),
-    candidates: Tensor | None = None,
-    schedule: DeviceSchedule | None = None,
-    reference_lse: Tensor | None = None,
-    diagnostics: bool = False,
-    diagnose_every: int = 1,
-    positions: Tensor | None = None,
-) -> Call:
-    """A call from what `attend_with_importance` was given.
-
-    Args:
-        q, k, v, block, candidates, schedule, reference_lse: see `attend_with_importance`.
-        diagnostics, diagnose_every, positions: see there.
-
-    Raises:
-        InputError: what doesn't fit together.
-    """
-    _check_sequences(q, k, v)
-    block_q, block_kv = block_size(block)
-    if whole_number("diagnose_every", diagnose_every) < 1:
-        raise InputError(f"diagnose_every={diagnose_every}; expected at least 1.")
-    if diagnose_every > 1 and not diagnostics:
-        raise InputError(f"diagnose_every={diagnose_every} without diagnostics=True.")
-    if candidates is not None and candidates.ndim == 3:
-        candidates = candidates[None]
-    call = Call(
-        q, k, v, block_q, block_kv,
-        candidates, schedule, reference_lse, diagnostics, positions, diagnose_every,
-    )  # fmt: skip
-    B, tokens, H, _ = q.shape
-    _check_blocks(call, B, H)
-    if reference_lse is not None:
-        if tuple(reference_lse.shape) != (B, H, tokens):
-            raise InputError(
-                f"reference_lse is {list(reference_lse.shape)}; expected [B, H, tokens] = "
-                f"{[B, H, tokens]}."
-            )
-        _same_device("reference_lse", reference_lse, q)
-    if positions is not None:
-        wanted = f"expected [{tokens}, axes] with 1 to {_MOST_AXES} axes"
-        if positions.ndim != 2 or positions.shape[0] != tokens:
-            raise InputError(f"positions are {list(positions.shape)}; {wanted}.")
-        if not 1 <= positions.shape[1] <= _MOST_AXES:
-            raise InputError(f"positions have {positions.shape[1]} axes; {wanted}.")
-        if k.shape[1] != tokens:
-            raise InputError(
-                f"positions for {tokens} queries and {k.shape[1]} keys; expected self-attention, "
-                "as many of both."
-            )
-        _same_device("positions", positions, q)
-    return call
-
-
 def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
-    import torch
-
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 or 0 in tensor.shape:
             raise InputError(f"{name} is {list(tensor.shape)}; expected [B, tokens, heads, D].")
@@ -182,9 +142,8 @@ def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_blocks(call: Call, B: int, H: int) -> None:
-    import torch
-
+def _check_blocks(call: Call) -> None:
+    B, _, H, _ = call.q.shape
     candidates, schedule = call.candidates, call.schedule
     if candidates is not None and schedule is not None:
         raise InputError("candidates and a schedule; expected one of them.")
@@ -211,6 +170,31 @@ def _check_blocks(call: Call, B: int, H: int) -> None:
                 "default layout."
             )
         _same_device("the schedule", schedule.counts, call.q)
+
+
+def _check_rows(call: Call) -> None:
+    """What is given a query each: log-sum-exps and positions."""
+    B, tokens, H, _ = call.q.shape
+    reference, positions = call.reference_lse, call.positions
+    if reference is not None:
+        if tuple(reference.shape) != (B, H, tokens):
+            raise InputError(
+                f"reference_lse is {list(reference.shape)}; expected [B, H, tokens] = "
+                f"{[B, H, tokens]}."
+            )
+        _same_device("reference_lse", reference, call.q)
+    if positions is not None:
+        wanted = f"expected [{tokens}, axes] with 1 to {_MOST_AXES} axes"
+        if positions.ndim != 2 or positions.shape[0] != tokens:
+            raise InputError(f"positions are {list(positions.shape)}; {wanted}.")
+        if not 1 <= positions.shape[1] <= _MOST_AXES:
+            raise InputError(f"positions have {positions.shape[1]} axes; {wanted}.")
+        if call.k.shape[1] != tokens:
+            raise InputError(
+                f"positions for {tokens} queries and {call.k.shape[1]} keys; expected "
+                "self-attention, as many of both."
+            )
+        _same_device("positions", positions, call.q)
 
 
 def _same_device(name: str, tensor: Tensor, q: Tensor) -> None:

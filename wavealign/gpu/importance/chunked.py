@@ -14,6 +14,11 @@ from wavealign.gpu.importance.call import Call, Importance
 _SCORES_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}  # of a chunk; a few such tensors live at once
 
 
+def scores_bytes(device: torch.device) -> int:
+    """How much a chunk of scores may take where it is computed."""
+    return _SCORES_BYTES.get(device.type, _SCORES_BYTES["cpu"])
+
+
 def attend_chunked(call: Call) -> Importance:
     """See `wavealign.gpu.importance.attend_with_importance`.
 
@@ -32,8 +37,7 @@ def attend_chunked(call: Call) -> Importance:
         torch.zeros(B, H, tokens, **options) if call.diagnostics else None,
     )
     candidates = call.blocks_of_lists()
-    budget = _SCORES_BYTES.get(q.device.type, _SCORES_BYTES["cpu"])
-    fit = budget // (dtype.itemsize * k.shape[1] * call.block_q)
+    fit = scores_bytes(q.device) // (dtype.itemsize * k.shape[1] * call.block_q)
     for b in range(B):
         for h in range(H):
             kv_head = h // (H // k.shape[2])
@@ -56,15 +60,9 @@ def attend_chunked(call: Call) -> Importance:
 
 
 def _attend(
-    call: Call,
-    result: Importance,
-    b: int,
-    h: int,
-    query_blocks: tuple[int, int],
-    keys: Tensor,
-    values: Tensor,
-    blocks: Tensor | None,
-) -> None:
+    call: Call, result: Importance, b: int, h: int, query_blocks: tuple[int, int],
+    keys: Tensor, values: Tensor, blocks: Tensor | None,
+) -> None:  # fmt: skip
     """Query blocks from the first up to the second, over K/V blocks ``blocks`` (None for all)."""
     tokens = torch.arange(len(keys), device=keys.device)
     if blocks is not None:

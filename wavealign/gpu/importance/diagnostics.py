@@ -74,17 +74,10 @@ def diagnose_head(
     else:
         chosen = (torch.arange(rows, device=q.device) * 2 + 1) * L // (2 * rows)
         entropy, distance = _sampled(q, k, chosen, positions)
-    step, layer, head = where
-    return Diagnosis(
-        step,
-        layer,
-        head,
-        float(entropy.double().mean()),
-        float(distance.double().mean()),
-        float(distance.double().mean() / _away(chosen, L, positions).clamp_min(1e-30)),
-        len(chosen),
-        L,
-    )
+    near = distance.double().mean()
+    frac = near / _away(chosen, L, positions).clamp_min(1e-30)
+    means = float(entropy.double().mean()), float(near), float(frac)
+    return Diagnosis(*where, *means, len(chosen), L)
 
 
 def _sampled(q: Tensor, k: Tensor, rows: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -49,29 +49,17 @@ class Tiles:
         return cls(64 if capability == (8, 0) else 32, 2, warps, False)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Query blocks that one launch of phase 1 takes.
-
-    Attributes:
-        table: int32 ``[heads of the lists, slots]``, slot → query block.
-        diagnosed: whether with the accumulators of entropy and distance that are kept.
-    """
-
-    table: Tensor
-    diagnosed: bool
-
-
 class Search:
     """Both phases of a call, bound to buffers: launching neither allocates nor waits.
 
     Attributes:
         rounds: (first head, heads) of each launch, heads of all sequences counted through.
-        parts: of the query blocks. Where only some are diagnosed these have a launch of their own,
-            so that the others pay for no accumulators; in each the schedule's order is kept. Over
-            lists the Hopper kernel has both loops in one launch instead: rows stay beside the rows
-            they were scheduled with. Over all blocks every row has the same length, and slower
-            ones among them would put the SMs out of step.
+        parts: of the query blocks, a launch of phase 1 each: int32 ``[heads of the lists, slots]``,
+            slot → query block, and whether they are diagnosed. Where only some are these have a
+            launch of their own, so that the others pay for no accumulators; in each the schedule's
+            order is kept. Over lists the Hopper kernel has both loops in one launch instead: rows
+            stay beside the rows they were scheduled with. Over all blocks every row has the same
+            length, and slower ones among them would put the SMs out of step.
         result: what the launches write.
     """
 
@@ -102,12 +90,11 @@ class Search:
         B, tokens, H, _ = q.shape
         self._tiles = tiles
         self._sums_wanted = sums
-        self._entropy_wanted = call.diagnostics if entropy is None else entropy
-        self._distance_wanted = call.diagnostics if distance is None else distance
+        wanted = [call.diagnostics if w is None else w for w in (entropy, distance)]
         self._dense = call.candidates is None and call.schedule is None
         self._hopper = hopper
         table, *self._lists = _lists(call, listed=hopper)
-        every = call.diagnose_every if self._entropy_wanted or self._distance_wanted else 1
+        every = call.diagnose_every if any(wanted) else 1
         together = hopper and not self._dense
         self._every = every if together else 1
         self.parts = _parts(table, 1 if together else every)
@@ -122,10 +109,7 @@ class Search:
         self.rounds = [(h, min(each, B * H - h)) for h in range(0, B * H, each)]
         self._scratch = torch.empty(each * head_bytes // 4 if sums else 1, **options)
         self._width = width
-        diagnosed = [
-            torch.full((B, H, tokens), math.nan, **options) if wanted else None
-            for wanted in (self._entropy_wanted, self._distance_wanted)
-        ]
+        diagnosed = [torch.full((B, H, tokens), math.nan, **options) if w else None for w in wanted]
         self.result = Importance(
             torch.empty_like(q, memory_format=torch.contiguous_format),
             torch.empty(B, H, tokens, **options),
@@ -135,7 +119,7 @@ class Search:
         reference = call.reference_lse
         self._reference = None if reference is None else reference.float().contiguous()
         self._axes, self._positions = 0, self.result.lse
-        if call.positions is not None and self._distance_wanted:
+        if call.positions is not None and wanted[1]:
             self._positions = call.positions.T.float().contiguous()
             self._axes = len(self._positions)
         self._side: Any = None
@@ -157,8 +141,8 @@ class Search:
         """Phase 1 of some heads."""
         launch = self._attend_hopper if self._hopper else self._attend_triton
         if len(self.parts) == 1 or not self._call.q.is_cuda:
-            for part in self.parts:
-                launch(part, first, heads)
+            for table, diagnosed in self.parts:
+                launch(table, diagnosed, first, heads)
             return
         # Side by side, so that the second launch fills the SMs that the end of the first leaves
         # idle; one after the other, each would end in a partly filled wave.
@@ -166,48 +150,48 @@ class Search:
         stream = torch.cuda.current_stream(device)
         self._side.wait_stream(stream)
         with torch.cuda.stream(self._side):
-            launch(self.parts[0], first, heads)
-        launch(self.parts[1], first, heads)
+            launch(*self.parts[0], first, heads)
+        launch(*self.parts[1], first, heads)
         stream.wait_stream(self._side)
 
-    def _attend_triton(self, part: Part, first: int, heads: int) -> None:
+    def _attend_triton(self, table: Tensor, diagnosed: bool, first: int, heads: int) -> None:
         call, result = self._call, self.result
-        axes = self._axes if part.diagnosed else 0
+        axes = self._axes if diagnosed else 0
         tiles = self._tiles or Tiles.for_device(call, axes > 0)
         q, k, v = self._sources
         block_q, block_kv, tile = call.block_q, call.block_kv, tiles.tile
         tokens_kv, D = k.shape[1], q.shape[3]
+        entropy, distance = self._diagnoses(diagnosed)
         unused = result.lse
         described = tuple(
             _described(t, rows) if tiles.tma else t
             for t, rows in ((q, block_q), (k, tile), (v, tile))
         )
-        attend_blocks[(part.table.shape[1], heads)](
+        attend_blocks[(table.shape[1], heads)](
             *described, result.out, result.lse, self._scratch,
-            unused if result.entropy is None else result.entropy,
-            unused if result.distance is None else result.distance,
-            self._positions, part.table, *self._lists,
+            unused if entropy is None else entropy, unused if distance is None else distance,
+            self._positions, table, *self._lists,
             *(t.stride()[:3] for t in (q, k, v)), math.log2(math.e) / math.sqrt(D),
             q.shape[1], tokens_kv, q.shape[2], k.shape[2], call.M, call.N, first,
             len(self._lists[0]), self._width,
             D=D, BLOCK_Q=block_q, BLOCK_KV=block_kv, TILE=tile, DENSE=self._dense,
             RAGGED=tokens_kv % block_kv != 0, SUMS=self._sums_wanted,
-            ENTROPY=self._entropy_wanted and part.diagnosed,
-            DISTANCE=self._distance_wanted and part.diagnosed,
-            AXES=axes, TMA=tiles.tma, STAGES=tiles.stages, HARDWARE=q.is_cuda,
-            num_warps=tiles.warps,
+            ENTROPY=entropy is not None, DISTANCE=distance is not None, AXES=axes, TMA=tiles.tma,
+            STAGES=tiles.stages, HARDWARE=q.is_cuda, num_warps=tiles.warps,
         )  # fmt: skip
 
-    def _attend_hopper(self, part: Part, first: int, heads: int) -> None:
+    def _diagnoses(self, wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Where a launch leaves entropy and distance."""
+        return (self.result.entropy, self.result.distance) if wanted else (None, None)
+
+    def _attend_hopper(self, table: Tensor, diagnosed: bool, first: int, heads: int) -> None:
         from wavealign.gpu._hopper_kernels import RowStatistics, attend_rows_hopper
 
         call, result = self._call, self.result
         (q, k, v), H, M = self._sources, call.q.shape[2], call.M
         group = H // k.shape[2]
         counts, starts, indices = self._lists
-        entropy, distance = (
-            t if part.diagnosed else None for t in (result.entropy, result.distance)
-        )
+        entropy, distance = self._diagnoses(diagnosed)
         head_floats = call.block_q * M * self._width
         at = first
         while at < first + heads:  # one launch a sequence
@@ -219,7 +203,7 @@ class Search:
             attend_rows_hopper(
                 q[b : b + 1, :, own], k[b : b + 1, :, shared], v[b : b + 1, :, shared],
                 result.out[b : b + 1, :, own], result.lse[b : b + 1, own],
-                part.table[listed], counts[listed], starts[listed.start * M : listed.stop * M],
+                table[listed], counts[listed], starts[listed.start * M : listed.stop * M],
                 indices, None, math.log2(math.e) / math.sqrt(q.shape[3]), call.block_q,
                 call.block_kv, RowStatistics(
                     scratch, self._width,
@@ -242,30 +226,16 @@ class Search:
         )  # fmt: skip
 
 
-def attend_on_gpu(call: Call, scratch_bytes: int, hopper: bool) -> Importance:
-    """See `attend_with_importance`. Nothing waits for the device.
-
-    Args:
-        call: what to compute.
-        scratch_bytes: see `attend_with_importance`.
-        hopper: whether phase 1 runs the Hopper kernel, in place of Triton's.
-    """
-    return Search(call, scratch_bytes, hopper=hopper).run()
-
-
-def _parts(table: Tensor, every: int) -> list[Part]:
+def _parts(table: Tensor, every: int) -> list[tuple[Tensor, bool]]:
     """The query blocks 0, n, 2n, ... of a table and the others, each in the table's order."""
     M = table.shape[1]
     sampled = math.ceil(M / every)
     if sampled == M:
-        return [Part(table, True)]
+        return [(table, True)]
     left_out = table % every != 0
     order = left_out.to(torch.int8).argsort(dim=1, stable=True)
     ordered = table.gather(1, order)
-    return [
-        Part(ordered[:, :sampled].contiguous(), True),
-        Part(ordered[:, sampled:].contiguous(), False),
-    ]
+    return [(ordered[:, :sampled].contiguous(), True), (ordered[:, sampled:].contiguous(), False)]
 
 
 def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -276,39 +246,32 @@ def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if call.schedule is not None:
         schedule = call.schedule
         return schedule.table, schedule.counts, schedule.starts, schedule.indices
-    N, device = call.N, call.q.device
-    if call.candidates is None and listed:
-        H = call.q.shape[2]
-        options: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        return (
-            torch.arange(call.M, **options).repeat(H, 1),
-            torch.full((H, call.M), N, **options),
-            torch.zeros(H * call.M, dtype=torch.int64, device=device),
-            torch.arange(N, **options),
-        )
+    N, options = call.N, dict[str, Any](dtype=torch.int32, device=call.q.device)
+    rows, columns = (torch.arange(n, **options) for n in (call.M, N))
+    if call.candidates is None and not listed:
+        return rows[None], rows[None], rows[None], rows[None]
     if call.candidates is None:
-        table = torch.arange(call.M, dtype=torch.int32, device=device)[None]
-        return table, table, table, table
+        H = call.q.shape[2]
+        counts = torch.full((H, call.M), N, **options)
+        starts = torch.zeros(H * call.M, dtype=torch.int64, device=call.q.device)
+        return rows.repeat(H, 1), counts, starts, columns
     blocks = call.candidates.flatten(0, 1)
     heads, M, _ = blocks.shape
     counts = blocks.sum(-1, dtype=torch.int32)
     places = blocks.cumsum(-1, dtype=torch.int32) - 1
     target = torch.where(blocks, places, N).long()
-    indices = torch.zeros(heads, M, N + 1, dtype=torch.int32, device=device)
-    columns = torch.arange(N, dtype=torch.int32, device=device)
+    indices = torch.zeros(heads, M, N + 1, **options)
     indices.scatter_(-1, target, columns.expand(heads, M, N))
-    table = torch.arange(M, dtype=torch.int32, device=device).repeat(heads, 1)
-    starts = (N + 1) * torch.arange(heads * M, dtype=torch.int64, device=device)
+    table = rows.repeat(heads, 1)
+    starts = (N + 1) * torch.arange(heads * M, dtype=torch.int64, device=blocks.device)
     return table, counts, starts, indices
 
 
 def _strided(tensor: Tensor, tma: bool) -> Tensor:
     """The tensor, or a copy where the kernel can't read it in place."""
-    fits = tensor.stride(-1) == 1
-    if tma:  # 16-byte strides and addresses
-        fits = fits and tensor.data_ptr() % 16 == 0
-        fits = fits and all(s * tensor.element_size() % 16 == 0 for s in tensor.stride()[:3])
-    return tensor if fits else tensor.contiguous()
+    steps = tensor.data_ptr(), *(s * tensor.element_size() for s in tensor.stride()[:3])
+    aligned = not tma or all(step % 16 == 0 for step in steps)
+    return tensor if aligned and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _described(tensor: Tensor, rows: int) -> object:
