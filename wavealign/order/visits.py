@@ -43,9 +43,8 @@ def draw_kv_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> 
         visits: of the policy.
     """
     if visits.shuffled:
-        return (
-            context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
-        )
+        rng = context.replaced(seed=visits.seed).rng(Draw.VISITS)
+        return rng.permutation(head.N).astype(np.int32)
     return np.arange(head.N, dtype=np.int32)
 
 
@@ -118,12 +117,6 @@ def phase_lists(
         head = mask.head(h)
         kv_order = draw_kv_order(head, visits, OrderContext(wave, seed, first_head + h))
         begin = mask.indptr[h * mask.M]
-        phase_rows(
-            row_order[h],
-            head.indptr,
-            lists[begin : begin + len(head.indices)],
-            inverse(kv_order),
-            free,
-            BLOCK_TICKS,
-            START_TICKS,
-        )
+        part = lists[begin : begin + len(head.indices)]
+        places = inverse(kv_order)
+        phase_rows(row_order[h], head.indptr, part, places, free, BLOCK_TICKS, START_TICKS)
