@@ -86,11 +86,6 @@ class PowerProfile:
         risen: Number = clock_ghz ** (1.0 + self.flop_clock_exponent)
         return self.static_w + steep * risen + even * clock_ghz
 
-    def watts(self, clock_ghz: float, work: Work) -> float:
-        """P(f) of a launch, in W."""
-        steep, even = self.terms(work.cycles, work.flops, work.hbm_bytes, work.l2_bytes)
-        return self.drawn_w(clock_ghz, steep, even)
-
 
 @dataclass(frozen=True)
 class Work:

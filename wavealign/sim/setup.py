@@ -92,16 +92,9 @@ class Setup:
         else:
             capacity, origin = profile.l2_effective_bytes, f"effective capacity of {profile.name}"
         return cls(
-            profile,
-            entry,
-            wave or profile.sms * entry.ctas_per_sm,
-            capacity,
-            origin,
-            head_dim,
-            dtype,
-            cast(Model, model),
-            cast(Regime, regime),
-        )
+            profile, entry, wave or profile.sms * entry.ctas_per_sm, capacity, origin,
+            head_dim, dtype, cast(Model, model), cast(Regime, regime),
+        )  # fmt: skip
 
     @property
     def partitions(self) -> int:
