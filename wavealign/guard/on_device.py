@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wavealign.guard.statistics import (
-    SNAPSHOTS,
-    WINDOW_WAVES,
-    HeadStatistics,
-    mask_statistics,
-)
+from wavealign.guard.statistics import SNAPSHOTS, WINDOW_WAVES, HeadStatistics, mask_statistics
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
 from wavealign.planning import row_orders
