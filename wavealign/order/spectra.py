@@ -54,11 +54,7 @@ def svd(head: HeadMask, context: OrderContext, rank: int, sign: str) -> Int32Arr
 
 
 def nnz_bucket_svd(
-    head: HeadMask,
-    context: OrderContext,
-    bucket: int,
-    rank: int,
-    sign: str,
+    head: HeadMask, context: OrderContext, bucket: int, rank: int, sign: str
 ) -> Int32Array:
     """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each.
 
@@ -69,11 +65,8 @@ def nnz_bucket_svd(
     """
     by_nnz = row_orders.nnz(head, context)
     size = bucket * context.wave
-    parts = []
-    for first in range(0, head.M, size):
-        members = by_nnz[first : first + size]
-        parts.append(members[svd(head.take_rows(members), context, rank, sign)])
-    return np.concatenate(parts)
+    buckets = (by_nnz[first : first + size] for first in range(0, head.M, size))
+    return np.concatenate([b[svd(head.take_rows(b), context, rank, sign)] for b in buckets])
 
 
 def spectral(head: HeadMask, context: OrderContext) -> Int32Array:
@@ -216,11 +209,9 @@ def _matrix(head: HeadMask) -> Any:
 def _components(head: HeadMask) -> Int32Array:
     """Connected components of the row-overlap graph: those of the row-column graph."""
     rows_of_entries = np.repeat(np.arange(head.M, dtype=np.int32), head.row_nnz)
-    nodes = head.M + head.N
-    graph = scipy.sparse.coo_array(
-        (np.ones(len(head.indices), np.int8), (rows_of_entries, head.M + head.indices)),
-        shape=(nodes, nodes),
-    )
+    ones, nodes = np.ones(len(head.indices), np.int8), head.M + head.N
+    places = (rows_of_entries, head.M + head.indices)
+    graph = scipy.sparse.coo_array((ones, places), shape=(nodes, nodes))
     _, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
     return np.asarray(labels[: head.M], dtype=np.int32)
 

@@ -29,17 +29,9 @@ from wavealign.sim.traffic import launch_traffic
 OBJECTIVES = ("time", "reads")
 
 START_ROWS = (
-    "nnz",
-    "nnz-dealt",
-    "profile-bisect+nnz",
-    "pd-bisect+nnz",
-    "nnz-bucket+svd+nnz",
-    "nnz-bucket+svd",
-    "svd+nnz",
-    "svd",
-    "original+nnz",
-    "original",
-)
+    "nnz", "nnz-dealt", "profile-bisect+nnz", "pd-bisect+nnz", "nnz-bucket+svd+nnz",
+    "nnz-bucket+svd", "svd+nnz", "svd", "original+nnz", "original",
+)  # fmt: skip
 """Cheap row orders: the best is where the search starts, the others lend pieces."""
 
 BATCH = 4
@@ -172,8 +164,7 @@ class _Search:
         values = self.evaluate(whole, orders)
         first = int(np.argmin(values))
         best_order, best = orders[first].copy(), values[first]
-        start = best
-        interrupted = False
+        start, interrupted = best, False
 
         def keep(h: int) -> None:
             """Take what was found for head `h`, if the whole launch gains."""
@@ -189,9 +180,8 @@ class _Search:
             progress(self.spent, best)
             for h in range(mask.H):
                 heads = range(h, min(h + 2, mask.H))
-                window = (
-                    whole if len(heads) == mask.H else _Window(self, mask.select_heads(heads), h)
-                )
+                part = len(heads) < mask.H
+                window = _Window(self, mask.select_heads(heads), h) if part else whole
                 self.found = best_order[h]
                 # Each head has an equal share of what is left; one is for the check.
                 until = self.spent + (evaluations - self.spent) // (mask.H - h) - 1
@@ -203,15 +193,9 @@ class _Search:
         name = f"{starts[first].name} (improved, {self.spent} evaluations, seed {self.seed})"
         schedule = Schedule(best_order, mask.indptr, whole.lists(best_order), mask.shape, name)
         return Improved(
-            schedule,
-            starts[first].name,
-            self.objective,
-            start,
-            best,
-            self.spent,
-            self.accepted,
+            schedule, starts[first].name, self.objective, start, best, self.spent, self.accepted,
             interrupted,
-        )
+        )  # fmt: skip
 
     def context(self, h: int) -> OrderContext:
         return OrderContext(self.setup.wave, self.seed, h)

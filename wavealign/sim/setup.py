@@ -8,7 +8,7 @@ from typing import Literal, cast
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile, KernelProfile, load_device
-from wavealign.sim.power import REGIMES, Regime
+from wavealign.sim.power import REGIMES, Regime, Timing, Work, clock_and_energy
 
 Model = Literal["full", "fast"]
 MODELS: tuple[Model, ...] = ("full", "fast")
@@ -129,3 +129,7 @@ class Setup:
     def flops(self, mask: BlockMask, blocks: int) -> float:
         """FLOP of so many blocks: two matrix products, a multiply and an add each."""
         return 4.0 * mask.block_q * mask.block_kv * self.head_dim * blocks
+
+    def timing(self, work: Work) -> Timing:
+        """Clock, time and energy of a launch."""
+        return clock_and_energy(self.device.power, self.device.clock_max_ghz, work, self.regime)

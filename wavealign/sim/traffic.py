@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
-from wavealign.sim.power import Work, clock_and_energy
+from wavealign.sim.power import Work
 from wavealign.sim.setup import Setup
 
 FAST_TICKS = 128
@@ -135,20 +135,15 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
 
 def _full(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
     """The partition model; HBM's bytes per cycle depend on the clock, which depends on them."""
-    clock_ghz = _clock(setup, _guess(mask, setup))
+    clock_ghz = setup.timing(_guess(mask, setup)).clock_ghz
     for _ in range(_HBM_ROUNDS):
         traffic = _full_at(mask, schedule, setup, clock_ghz)
-        settled = _clock(setup, traffic.work(mask, setup))
+        settled = setup.timing(traffic.work(mask, setup)).clock_ghz
         matters = traffic.hbm_cycles > _HBM_MATTERS * traffic.cycles
         if not matters or abs(settled / clock_ghz - 1.0) < _SETTLED:
             break
         clock_ghz = settled
     return traffic
-
-
-def _clock(setup: Setup, work: Work) -> float:
-    device = setup.device
-    return clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime).clock_ghz
 
 
 def _guess(mask: BlockMask, setup: Setup) -> Work:
