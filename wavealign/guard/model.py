@@ -193,9 +193,5 @@ class CostModel:
 
 def _closing_heads(heads: Sequence[HeadStatistics], wave: int) -> int:
     """How many heads at the end of the launch hold the rows that the workers wait for."""
-    rows = 0
-    for count, head in enumerate(reversed(heads), 1):
-        rows += head.rows
-        if rows >= wave:
-            return count
-    return len(heads)
+    rows = np.cumsum([head.rows for head in reversed(heads)])
+    return min(int(np.searchsorted(rows, wave)) + 1, len(heads))

@@ -126,13 +126,9 @@ def _list_schedule(
 
 
 def _hits(
-    head: HeadMask,
-    order: Int32Array,
-    starts: Int64Array,
-    visits: VisitOrder,
-    context: OrderContext,
-    capacities: Int64Array,
-) -> list[float]:
+    head: HeadMask, order: Int32Array, starts: Int64Array, visits: VisitOrder,
+    context: OrderContext, capacities: Int64Array,
+) -> list[float]:  # fmt: skip
     from wavealign.guard._kernels import snapshots
 
     kept = head.to_dense()

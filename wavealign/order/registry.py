@@ -74,14 +74,9 @@ _NEIGHBOURS = Parameter("neighbours", "int", 10, "nearest rows that a row is joi
 
 
 def _rows(
-    function: RowOrder,
-    name: str,
-    formula: str,
-    cost: str,
-    source: str,
-    *parameters: Parameter,
-    extra: str | None = None,
-) -> tuple[RowOrder, Entry]:
+    function: RowOrder, name: str, formula: str, cost: str, source: str,
+    *parameters: Parameter, extra: str | None = None,
+) -> tuple[RowOrder, Entry]:  # fmt: skip
     seeded = _SEED in parameters
     return function, Entry(name, "rows", formula, cost, source, seeded, parameters, extra)
 

@@ -187,10 +187,7 @@ def _small_left(distinct: npt.NDArray[Any], group: Int32Array, rank: int) -> Flo
 
 def _padded(coordinates: Float32Array, rank: int) -> Float32Array:
     missing = rank - coordinates.shape[1]
-    if missing <= 0:
-        return coordinates
-    zeros = np.zeros((len(coordinates), missing), dtype=np.float32)
-    return np.concatenate([coordinates, zeros], axis=1)
+    return np.pad(coordinates, ((0, 0), (0, missing))) if missing > 0 else coordinates
 
 
 def _rows_are_equal(head: HeadMask) -> bool:

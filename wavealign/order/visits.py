@@ -67,12 +67,9 @@ def fill_lists(
 
 
 def turn_lists(
-    lists: Int32Array,
-    head: HeadMask,
-    row_order: Int32Array,
-    visits: VisitOrder,
+    lists: Int32Array, head: HeadMask, row_order: Int32Array, visits: VisitOrder,
     context: OrderContext,
-) -> None:
+) -> None:  # fmt: skip
     """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so.
 
     Args:
@@ -89,14 +86,9 @@ def turn_lists(
 
 
 def phase_lists(
-    mask: BlockMask,
-    row_order: Int32Array,
-    lists: Int32Array,
-    visits: VisitOrder,
-    wave: int,
-    seed: int,
-    first_head: int = 0,
-) -> None:
+    mask: BlockMask, row_order: Int32Array, lists: Int32Array, visits: VisitOrder, wave: int,
+    seed: int, first_head: int = 0,
+) -> None:  # fmt: skip
     """Rotate, in place, every row's list to start where the rows in flight are.
 
     The launch is played once, heads in order without a barrier, at a constant cost per block:

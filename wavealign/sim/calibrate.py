@@ -134,11 +134,9 @@ def calibrate(
 
 
 def _fit_hits(
-    recordings: Sequence[Recording],
-    profile: DeviceProfile,
-    entry: KernelProfile,
+    recordings: Sequence[Recording], profile: DeviceProfile, entry: KernelProfile,
     progress: Callable[[str], None],
-) -> DeviceProfile:
+) -> DeviceProfile:  # fmt: skip
     from scipy.optimize import least_squares
 
     lowest, highest, steps = (np.array(c) for c in zip(*_HIT_FIGURES.values(), strict=True))
@@ -175,12 +173,9 @@ def _with_kernel(profile: DeviceProfile, kernel: KernelProfile) -> DeviceProfile
 
 
 def _fit_times(
-    recordings: Sequence[Recording],
-    profile: DeviceProfile,
-    entry: KernelProfile,
-    tiles: list[tuple[int, int]],
-    progress: Callable[[str], None],
-) -> DeviceProfile:
+    recordings: Sequence[Recording], profile: DeviceProfile, entry: KernelProfile,
+    tiles: list[tuple[int, int]], progress: Callable[[str], None],
+) -> DeviceProfile:  # fmt: skip
     from scipy.optimize import least_squares
 
     setup = Setup.make(profile, entry.name)

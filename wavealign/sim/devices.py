@@ -133,18 +133,11 @@ def device_names() -> list[str]:
 
 # What the driver calls the cards of each profile; the first that fits, so memory sizes come first.
 _GPU_NAMES = (
-    ("H200", "h200"),
-    ("H100 PCIe", "h100-pcie"),
-    ("H100 80GB HBM3", "h100"),
-    ("A100-SXM4-80GB", "a100"),
-    ("A100 80GB", "a100"),
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100-PCIE-40GB", "a100-40gb"),
-    ("A40", "a40"),
-    ("L40S", "l40s"),
-    ("RTX 4090", "rtx4090"),
-    ("B200", "b200"),
-)
+    ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100 80GB HBM3", "h100"),
+    ("A100-SXM4-80GB", "a100"), ("A100 80GB", "a100"),
+    ("A100-SXM4-40GB", "a100-40gb"), ("A100-PCIE-40GB", "a100-40gb"),
+    ("A40", "a40"), ("L40S", "l40s"), ("RTX 4090", "rtx4090"), ("B200", "b200"),
+)  # fmt: skip
 
 
 def device_of_gpu(gpu_name: str) -> str | None:

@@ -124,17 +124,9 @@ def _starts(recipe: Policy) -> list[Policy]:
     """The policy, then the cheap row orders with its visits."""
     rows, slash, visits = recipe.name.partition("/")
     if recipe.visits.shuffled and not slash:  # an alias brings its own visits
-        _, slash, visits = _written_out(recipe).partition("/")
+        names = [n for n in ("shuffled", "sawtooth", "phased") if getattr(recipe.visits, n)]
+        slash, visits = "/", "+".join(names) + format_arguments(recipe.visit_parameters)
     return [recipe, *(parse_policy(name + slash + visits) for name in START_ROWS if name != rows)]
-
-
-def _written_out(recipe: Policy) -> str:
-    names = [
-        "shuffled" if recipe.visits.shuffled else "ascending",
-        *(["sawtooth"] if recipe.visits.sawtooth else []),
-        *(["phased"] if recipe.visits.phased else []),
-    ]
-    return f"{recipe.base}/{'+'.join(names)}{format_arguments(recipe.visit_parameters)}"
 
 
 @dataclass
@@ -157,10 +149,8 @@ class _Search:
     ) -> Improved:
         mask = self.mask
         whole = _Window(self, mask, 0)
-        orders = [
-            np.stack([p.row_order(mask.head(h), self.context(h)) for h in range(mask.H)])
-            for p in starts
-        ]
+        contexts = [OrderContext(self.setup.wave, self.seed, h) for h in range(mask.H)]
+        orders = [np.stack([*map(p.row_order, mask.heads(), contexts)]) for p in starts]
         values = self.evaluate(whole, orders)
         first = int(np.argmin(values))
         best_order, best = orders[first].copy(), values[first]
@@ -197,23 +187,15 @@ class _Search:
             interrupted,
         )  # fmt: skip
 
-    def context(self, h: int) -> OrderContext:
-        return OrderContext(self.setup.wave, self.seed, h)
-
     def evaluate(self, window: _Window, orders: Sequence[Int32Array]) -> list[float]:
         """The objective of each order of the window's heads."""
         self.spent += len(orders)
         return list(self.pool.map(window.value, orders))
 
     def anneal(
-        self,
-        window: _Window,
-        launch: Int32Array,
-        h: int,
-        pool: Sequence[Int32Array],
-        until: int,
+        self, window: _Window, launch: Int32Array, h: int, pool: Sequence[Int32Array], until: int,
         progress: Callable[[int, float], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Search head `h`; `found` is the best order so far."""
         rng = np.random.default_rng([self.seed, h, 0x5EA2C4])
         moves = Moves(self.mask.head(h).row_nnz, self.setup.wave, [order[h] for order in pool])

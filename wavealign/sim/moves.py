@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wavealign.masks.block_mask import Int32Array
+from wavealign.masks.block_mask import Int32Array, Int64Array
 from wavealign.order.schedule import inverse
 
 
@@ -20,12 +20,7 @@ class Moves:
         lenders: other orders, whose neighbourhoods are borrowed.
     """
 
-    def __init__(
-        self,
-        row_nnz: np.ndarray[tuple[int], np.dtype[np.int64]],
-        wave: int,
-        lenders: Sequence[Int32Array],
-    ) -> None:
+    def __init__(self, row_nnz: Int64Array, wave: int, lenders: Sequence[Int32Array]) -> None:
         self._wave = wave
         self._by_nnz = np.argsort(-row_nnz, kind="stable")
         self._rank = inverse(self._by_nnz)

@@ -189,10 +189,9 @@ def clocks_and_energies(
         start_ghz = np.maximum(start_ghz - step, _LEAST_GHZ)
         if (np.abs(step) <= _PRECISION * start_ghz).all():
             break
-    capped_ms = cycles / start_ghz * 1e-6
-    capped_ms = (
-        capped_ms / power.steady_clock_frac if regime == "steady" else _single_ms(power, capped_ms)
-    )
+    start_ms = cycles / start_ghz * 1e-6
+    steady_ms = start_ms / power.steady_clock_frac
+    capped_ms = steady_ms if regime == "steady" else _single_ms(power, start_ms)
     time_ms = np.where(bound, capped_ms, time_ms)
     drawn_w = np.where(bound, power.cap_w, drawn_w)
     return Timings(time_ms, cycles / time_ms * 1e-6, drawn_w * time_ms * 1e-3, bound)
