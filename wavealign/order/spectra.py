@@ -122,10 +122,11 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
 
     See `spectral`. 0 where all rows are equal (one row, no blocks): every vector would do.
     """
-    if _rows_are_equal(head):
+    uses = np.bincount(head.indices, minlength=head.N)
+    if ((uses == 0) | (uses == head.M)).all():
         return np.zeros(head.M, dtype=np.float32)
     matrix = _matrix(head)
-    degree = matrix @ np.bincount(head.indices, minlength=head.N).astype(np.float32)
+    degree = matrix @ uses.astype(np.float32)
     scale = (1.0 / np.sqrt(np.maximum(degree, 1.0))).astype(np.float32)
     # D^1/2 1 is the known first left singular vector (value 1); project it out.
     known = (np.sqrt(degree) / np.linalg.norm(np.sqrt(degree))).astype(np.float32)
@@ -188,11 +189,6 @@ def _small_left(distinct: npt.NDArray[Any], group: Int32Array, rank: int) -> Flo
 def _padded(coordinates: Float32Array, rank: int) -> Float32Array:
     missing = rank - coordinates.shape[1]
     return np.pad(coordinates, ((0, 0), (0, missing))) if missing > 0 else coordinates
-
-
-def _rows_are_equal(head: HeadMask) -> bool:
-    uses = np.bincount(head.indices, minlength=head.N)
-    return bool(((uses == 0) | (uses == head.M)).all())
 
 
 def _matrix(head: HeadMask) -> Any:
