@@ -204,7 +204,8 @@ def test_clock_is_where_the_budget_is_spent():
     steady = clock_and_energy(power, 1.98, WORK, "steady")
     assert steady.power_bound
     start_ghz = steady.clock_ghz / power.steady_clock_frac
-    assert power.watts(start_ghz, WORK) == pytest.approx(power.cap_w, rel=1e-4)
+    terms = power.terms(*dataclasses.astuple(WORK))
+    assert power.drawn_w(start_ghz, *terms) == pytest.approx(power.cap_w, rel=1e-4)
     assert steady.time_ms == pytest.approx(WORK.cycles / steady.clock_ghz * 1e-6)
     assert steady.energy_j == pytest.approx(700 * steady.time_ms * 1e-3)
     single = clock_and_energy(power, 1.98, WORK, "single")

@@ -10,7 +10,7 @@ the ratios of times between policies of one mask. Planning times are measured el
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from wavealign.guard.statistics import HeadStatistics, mask_statistics_for
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
 from wavealign.runs.launch import Launch
+from wavealign.sim.power import FloatArray
 from wavealign.sim.recordings import Recording
 from wavealign.sim.simulate import run_schedule
 
@@ -186,11 +187,8 @@ def _by_launch(cases: Sequence[GuardCase]) -> list[dict[str, GuardCase]]:
 
 
 def _hit_errors(
-    cases: Sequence[GuardCase],
-    model: CostModel,
-    statistics: Statistics,
-    policies: Sequence[str],
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    cases: Sequence[GuardCase], model: CostModel, statistics: Statistics, policies: Sequence[str]
+) -> FloatArray:
     errors = []
     for case in cases:
         if case.launch.policy not in policies or case.hit is None:
@@ -205,13 +203,10 @@ def _hit_errors(
 
 def _speedup_errors(
     groups: Sequence[dict[str, GuardCase]], model: CostModel, statistics: Statistics
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+) -> FloatArray:
     errors = []
     for group in groups:
-        mask = group["original"].mask
-        heads = statistics[mask.digest, model.profile.capacity_frac]
-        rows = model.predict(heads, mask.block_q, mask.block_kv)
-        times = {p: sum(row[i].time_ms for row in rows) for i, p in enumerate(CANDIDATES)}
+        times = _times_ms(group, model, statistics)
         for policy, case in group.items():
             if policy != "original" and case.time_ms and times[policy]:
                 observed = group["original"].time_ms / case.time_ms
@@ -228,15 +223,21 @@ def _regret(
         planned = [p for p in CANDIDATES[1:] if p in group]
         if len(planned) < 2:
             continue
-        mask = group["original"].mask
-        heads = statistics[mask.digest, model.profile.capacity_frac]
-        rows = model.predict(heads, mask.block_q, mask.block_kv)
-        expected = {p: sum(row[CANDIDATES.index(p)].time_ms for row in rows) for p in planned}
-        chosen = min(planned, key=expected.__getitem__)
+        chosen = min(planned, key=_times_ms(group, model, statistics).__getitem__)
         best = min(group[p].time_ms for p in planned)
         lost += group[chosen].time_ms / best - 1.0 if best else 0.0
     return lost
 
 
-def _squares(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _times_ms(
+    group: Mapping[str, GuardCase], model: CostModel, statistics: Statistics
+) -> dict[str, float]:
+    """What the model expects of the launch under each candidate."""
+    mask = group["original"].mask
+    heads = statistics[mask.digest, model.profile.capacity_frac]
+    rows = model.predict(heads, mask.block_q, mask.block_kv)
+    return {p: sum(row[i].time_ms for row in rows) for i, p in enumerate(CANDIDATES)}
+
+
+def _squares(errors: FloatArray) -> float:
     return float((errors**2).sum())

@@ -157,14 +157,9 @@ class CostModel:
         return min(max(hit, 0.0), 1.0 - compulsory / head.nnz)
 
     def _timings(
-        self,
-        even: FloatArray,
-        waits: FloatArray,
-        step: float,
-        hit: FloatArray,
-        nnz: FloatArray,
-        block: tuple[int, int],
-    ) -> Timings:
+        self, even: FloatArray, waits: FloatArray, step: float, hit: FloatArray,
+        nnz: FloatArray, block: tuple[int, int],
+    ) -> Timings:  # fmt: skip
         """Of every head (axis 0) under every candidate (axis 1), as if it were a launch."""
         setup, device = self.setup, self.setup.device
         miss = 1.0 - hit
@@ -176,25 +171,16 @@ class CostModel:
             stretch = self._stretch(step, setup.kv_bytes(block[1]), miss, crossing, clock_ghz)
             cycles = even * (stretch + self.profile.miss_stall_frac * miss) + waits
             timings = clocks_and_energies(
-                device.power,
-                device.clock_max_ghz,
-                np.maximum(cycles, _LEAST_CYCLES),
-                flops,
-                requested * miss,
-                requested * (1.0 + crossing),
-                setup.regime,
-            )
+                device.power, device.clock_max_ghz, np.maximum(cycles, _LEAST_CYCLES), flops,
+                requested * miss, requested * (1.0 + crossing), setup.regime,
+            )  # fmt: skip
             clock_ghz = timings.clock_ghz
         return timings
 
     def _stretch(
-        self,
-        step: float,
-        block_bytes: int,
-        miss: FloatArray,
-        crossing: float,
+        self, step: float, block_bytes: int, miss: FloatArray, crossing: float,
         clock_ghz: FloatArray,
-    ) -> FloatArray:
+    ) -> FloatArray:  # fmt: skip
         """Cycles with bandwidth as it is / cycles with as much as the workers ask for."""
         device = self.setup.device
         asked = self.setup.wave * block_bytes / step  # bytes per cycle at the compute limit
@@ -207,9 +193,5 @@ class CostModel:
 
 def _closing_heads(heads: Sequence[HeadStatistics], wave: int) -> int:
     """How many heads at the end of the launch hold the rows that the workers wait for."""
-    rows = 0
-    for count, head in enumerate(reversed(heads), 1):
-        rows += head.rows
-        if rows >= wave:
-            return count
-    return len(heads)
+    rows = np.cumsum([head.rows for head in reversed(heads)])
+    return min(int(np.searchsorted(rows, wave)) + 1, len(heads))

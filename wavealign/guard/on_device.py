@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wavealign.guard.statistics import (
-    SNAPSHOTS,
-    WINDOW_WAVES,
-    HeadStatistics,
-    mask_statistics,
-)
+from wavealign.guard.statistics import SNAPSHOTS, WINDOW_WAVES, HeadStatistics, mask_statistics
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
 from wavealign.planning import row_orders
@@ -58,9 +53,8 @@ def device_statistics(
     """
     kept = dense_mask(mask)
     if not kept.is_cuda:
-        return mask_statistics(
-            BlockMask.from_dense(kept.cpu().numpy()), wave, capacity_blocks, seed
-        )
+        on_host = BlockMask.from_dense(kept.cpu().numpy())
+        return mask_statistics(on_host, wave, capacity_blocks, seed)
     return _on_gpu(kept, wave, capacity_blocks, kv_orders, launches)
 
 
@@ -115,12 +109,9 @@ def _spread(counts: torch.Tensor) -> torch.Tensor:
 
 
 def _on_gpu(
-    kept: torch.Tensor,
-    wave: int,
-    capacity_blocks: int,
-    kv_orders: torch.Tensor,
-    launches: Launches | None = None,
-) -> list[HeadStatistics]:
+    kept: torch.Tensor, wave: int, capacity_blocks: int, kv_orders: torch.Tensor,
+    launches: Launches | None,
+) -> list[HeadStatistics]:  # fmt: skip
     from wavealign.guard._snapshot_kernels import launch_snapshots
 
     H, M, N = kept.shape

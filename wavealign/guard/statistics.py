@@ -101,20 +101,12 @@ def mask_statistics_for(
             _hits(head, orders[i][h], starts[i][h], visits[i], context, sizes) for i in range(2)
         ]
         for row, hit_original, hit_sawtooth in zip(found, *hits, strict=True):
-            row.append(
-                HeadStatistics(
-                    rows=head.M,
-                    columns=head.N,
-                    nnz=stats.nnz,
-                    spread=stats.row_nnz_spread,
-                    overlap=stats.neighbour_overlap,
-                    working_set_blocks=stats.working_set_blocks,
-                    hit_original=hit_original,
-                    hit_sawtooth=hit_sawtooth,
-                    tail_original=tails[0],
-                    tail_nnz=tails[1],
-                )
-            )
+            row.append(HeadStatistics(
+                rows=head.M, columns=head.N, nnz=stats.nnz, spread=stats.row_nnz_spread,
+                overlap=stats.neighbour_overlap, working_set_blocks=stats.working_set_blocks,
+                hit_original=hit_original, hit_sawtooth=hit_sawtooth,
+                tail_original=tails[0], tail_nnz=tails[1],
+            ))  # fmt: skip
     return found
 
 
@@ -134,13 +126,9 @@ def _list_schedule(
 
 
 def _hits(
-    head: HeadMask,
-    order: Int32Array,
-    starts: Int64Array,
-    visits: VisitOrder,
-    context: OrderContext,
-    capacities: Int64Array,
-) -> list[float]:
+    head: HeadMask, order: Int32Array, starts: Int64Array, visits: VisitOrder,
+    context: OrderContext, capacities: Int64Array,
+) -> list[float]:  # fmt: skip
     from wavealign.guard._kernels import snapshots
 
     kept = head.to_dense()
@@ -152,15 +140,9 @@ def _hits(
     begin = starts[0]
     last = (starts + START_TICKS + BLOCK_TICKS * head.row_nnz[order]).max()
     steps = 2 * np.arange(SNAPSHOTS, dtype=np.int64) + 1
+    times = begin + steps * (last - begin) // (2 * SNAPSHOTS)
     requests, *misses = snapshots(
-        kept,
-        order,
-        starts,
-        backwards,
-        begin + steps * (last - begin) // (2 * SNAPSHOTS),
-        WINDOW_WAVES * context.wave,
-        capacities,
-        BLOCK_TICKS,
-        START_TICKS,
-    )
+        kept, order, starts, backwards, times, WINDOW_WAVES * context.wave, capacities,
+        BLOCK_TICKS, START_TICKS,
+    )  # fmt: skip
     return [1.0 - float(m) / float(requests) if requests else 1.0 for m in misses]

@@ -9,11 +9,4 @@ from wavealign.order.policies import (
 )
 from wavealign.order.schedule import Schedule
 
-__all__ = [
-    "DEFAULT_POLICIES",
-    "Policy",
-    "Schedule",
-    "build_schedule",
-    "parse_policy",
-    "registry",
-]
+__all__ = ["DEFAULT_POLICIES", "Policy", "Schedule", "build_schedule", "parse_policy", "registry"]

@@ -28,6 +28,13 @@ def _gains(rows, indptr, indices, own, other, log_own, log_other, logs):
     return gains
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _count(row, indptr, indices, kept, change):
+    """Add `change` to the count of every block that the row keeps."""
+    for p in range(indptr[row], indptr[row + 1]):
+        kept[indices[p]] += change
+
+
 @njit(nogil=True, cache=True)
 def bisect_rows(order, indptr, indices, columns, wave, rounds):
     """Sort `order` int32 (M,) in place by recursive bisection, down to parts of one wave.
@@ -52,11 +59,9 @@ def bisect_rows(order, indptr, indices, columns, wave, rounds):
         kept_left = np.zeros(columns, np.int64)
         kept_right = np.zeros(columns, np.int64)
         for row in left:
-            for p in range(indptr[row], indptr[row + 1]):
-                kept_left[indices[p]] += 1
+            _count(row, indptr, indices, kept_left, 1)
         for row in right:
-            for p in range(indptr[row], indptr[row + 1]):
-                kept_right[indices[p]] += 1
+            _count(row, indptr, indices, kept_right, 1)
         log_left, log_right = logs[len(left)], logs[len(right)]
         for _ in range(rounds):
             out = _gains(left, indptr, indices, kept_left, kept_right, log_left, log_right, logs)
@@ -69,12 +74,9 @@ def bisect_rows(order, indptr, indices, columns, wave, rounds):
                 if out[i] + back[j] <= 0:
                     break
                 goes, comes = left[i], right[j]
-                for p in range(indptr[goes], indptr[goes + 1]):
-                    kept_left[indices[p]] -= 1
-                    kept_right[indices[p]] += 1
-                for p in range(indptr[comes], indptr[comes + 1]):
-                    kept_left[indices[p]] += 1
-                    kept_right[indices[p]] -= 1
+                for row, change in ((goes, -1), (comes, 1)):
+                    _count(row, indptr, indices, kept_left, change)
+                    _count(row, indptr, indices, kept_right, -change)
                 left[i], right[j] = comes, goes
                 swapped += 1
             if swapped == 0:

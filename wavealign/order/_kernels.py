@@ -24,6 +24,23 @@ def _similarity(bits, nnz, a, b):
     return (np.int64(shared) << 20) // either if either > 0 else np.int64(0)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _take_best(left, count, value):
+    """The row of the largest value among the first `count` left, closing the gap that it leaves.
+
+    Ties go to the lowest query block.
+    """
+    best = 0
+    for k in range(1, count):
+        a, b = left[k], left[best]
+        gain = value[a] - value[b]
+        if gain > 0 or (gain == 0 and a < b):
+            best = k
+    chosen = left[best]
+    left[best] = left[count - 1]
+    return chosen
+
+
 @njit(nogil=True, cache=True)
 def greedy_order(bits, nnz, window):
     """Each slot takes the row with the largest summed overlap with the last `window` rows.
@@ -35,21 +52,11 @@ def greedy_order(bits, nnz, window):
     order = np.empty(rows, np.int32)
     left = np.arange(rows)
     score = np.zeros(rows, np.int64)
-    count = rows
     for slot in range(rows):
-        best = 0
-        for k in range(1, count):
-            a, b = left[k], left[best]
-            gain = nnz[a] - nnz[b] if slot == 0 else score[a] - score[b]
-            if gain > 0 or (gain == 0 and a < b):
-                best = k
-        chosen = left[best]
+        chosen = _take_best(left, rows - slot, nnz if slot == 0 else score)
         order[slot] = chosen
-        count -= 1
-        left[best] = left[count]
         leaving = order[slot - window] if slot >= window else -1
-        for k in range(count):
-            row = left[k]
+        for row in left[: rows - slot - 1]:
             score[row] += _similarity(bits, nnz, row, chosen)
             if leaving >= 0:
                 score[row] -= _similarity(bits, nnz, row, leaving)
@@ -68,23 +75,13 @@ def pack_order(bits, nnz, wave):
     order = np.empty(rows, np.int32)
     left = np.arange(rows)
     score = np.zeros(rows, np.int64)
-    count = rows
     for slot in range(rows):
         begins = slot % wave == 0
-        best = 0
-        for k in range(1, count):
-            a, b = left[k], left[best]
-            gain = nnz[a] - nnz[b] if begins else score[a] - score[b]
-            if gain > 0 or (gain == 0 and a < b):
-                best = k
-        chosen = left[best]
+        chosen = _take_best(left, rows - slot, nnz if begins else score)
         order[slot] = chosen
-        count -= 1
-        left[best] = left[count]
         if (slot + 1) % wave == 0:
             continue  # what this wave holds no longer counts
-        for k in range(count):
-            row = left[k]
+        for row in left[: rows - slot - 1]:
             score[row] = (0 if begins else score[row]) + _similarity(bits, nnz, row, chosen)
     return order
 

@@ -6,7 +6,6 @@ Inside a wave rows keep their natural order: the suffix ``+nnz`` sorts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from wavealign.order.schedule import inverse
 from wavealign.order.spectra import singular_coordinates, turned_to_long
 
 Float64Array = npt.NDArray[np.float64]
-Split = Callable[[Int64Array], Float64Array]
 
 
 def pd_bisect(head: HeadMask, context: OrderContext, rank: int) -> Int32Array:

@@ -33,9 +33,7 @@ class OrderContext:
     def replaced(self, wave: int | None = None, seed: int | None = None) -> OrderContext:
         """This context, with another wave or seed where one is given."""
         return replace(
-            self,
-            wave=self.wave if wave is None else wave,
-            seed=self.seed if seed is None else seed,
+            self, wave=self.wave if wave is None else wave, seed=self.seed if seed is None else seed
         )
 
     def rng(self, draw: Draw) -> np.random.Generator:

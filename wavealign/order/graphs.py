@@ -30,9 +30,7 @@ def rcm(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> In
     neighbours are few slots apart.
 
     Args:
-        head, context: of the rows.
-        neighbours: nearest rows that a row is joined to.
-        rank: coordinates of a row.
+        head, context, neighbours, rank: see `neighbour_graph`.
     """
     graph = neighbour_graph(head, neighbours, rank, context)
     order = np.asarray(reverse_cuthill_mckee(graph, symmetric_mode=True), dtype=np.int32)
@@ -46,9 +44,7 @@ def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> 
     https://doi.org/10.1137/S1064827595287997), parts with the longer rows first.
 
     Args:
-        head, context: of the rows.
-        neighbours: nearest rows that a row is joined to.
-        rank: coordinates of a row.
+        head, context, neighbours, rank: see `neighbour_graph`.
 
     Raises:
         MissingCapabilityError: the extra `orders` isn't installed.

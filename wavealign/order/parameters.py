@@ -52,13 +52,9 @@ class Parameter:
             InputError: another type, or out of bounds.
         """
         value = self._value(text)
-        if value is None or (
-            not isinstance(value, str)
-            and (
-                (self.minimum is not None and value < self.minimum)
-                or (self.maximum is not None and value > self.maximum)
-            )
-        ):
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
+        if value is None or not (isinstance(value, str) or low <= value <= high):
             raise InputError(
                 f"policy '{policy}': {self.name} is '{text}'; expected {self.range_text}."
             )

@@ -35,17 +35,9 @@ from wavealign.order.schedule import Schedule
 from wavealign.order.visits import VisitOrder, fill_lists, phase_lists, turn_lists
 
 DEFAULT_POLICIES = (
-    "original",
-    "random",
-    "svd",
-    "nnz-wave",
-    "svd+nnz",
-    "spectral+nnz",
-    "greedy+nnz",
-    "nnz",
-    "lockstep",
-    "resync",
-)
+    "original", "random", "svd", "nnz-wave", "svd+nnz", "spectral+nnz", "greedy+nnz", "nnz",
+    "lockstep", "resync",
+)  # fmt: skip
 """What `wavealign sim` compares when no policy is named."""
 
 
@@ -93,17 +85,9 @@ def registry() -> list[Entry]:
         policy = parse_policy(target)
         own = row_parameters(policy.base, policy.nnz_inside_waves)
         own += visit_parameters(_visit_names(target.partition("/")[2] or "ascending"))
-        aliases.append(
-            Entry(
-                name,
-                "alias",
-                f"= {target}",
-                "as there",
-                why,
-                ROWS[policy.base][1].seeded or policy.visits.shuffled,
-                tuple(dict.fromkeys(own)),
-            )
-        )
+        seeded = ROWS[policy.base][1].seeded or policy.visits.shuffled
+        own = tuple(dict.fromkeys(own))
+        aliases.append(Entry(name, "alias", f"= {target}", "as there", why, seeded, own))
     return [*(entry for _, entry in ROWS.values()), SUFFIX, *VISITS.values(), *aliases]
 
 
@@ -143,26 +127,18 @@ def parse_policy(text: str) -> Policy:
     if alias_visits:
         both = tuple(dict.fromkeys(of_rows + of_visits))
         given = bind(row_arguments, both, row_name, whole)
-        row_values = _those(given, of_rows)
-        visit_values = _those(given, of_visits)
+        row_values, visit_values = _those(given, of_rows), _those(given, of_visits)
         name = row_name + format_arguments(given)
     else:
         row_values = bind(row_arguments, of_rows, row_name, whole)
         visit_values = bind(visit_arguments, of_visits, visit_name, whole)
         name = row_name + format_arguments(row_values)
         name += slash + visit_name + format_arguments(visit_values)
-    return Policy(
-        name,
-        base,
-        ROWS[base][0],
-        sort_waves,
-        VisitOrder(
-            "shuffled" in names, "sawtooth" in names, "phased" in names,
-            seed=_whole(visit_values, "seed"), wave=_whole(visit_values, "wave"),
-        ),
-        row_values,
-        visit_values,
+    visits = VisitOrder(
+        "shuffled" in names, "sawtooth" in names, "phased" in names,
+        seed=_whole(visit_values, "seed"), wave=_whole(visit_values, "wave"),
     )  # fmt: skip
+    return Policy(name, base, ROWS[base][0], sort_waves, visits, row_values, visit_values)
 
 
 def _those(values: Values, parameters: tuple[Parameter, ...]) -> dict[str, Value]:

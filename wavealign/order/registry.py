@@ -72,227 +72,134 @@ _SPAN = Parameter(
 _EMBEDDING = Parameter("rank", "int", 8, "coordinates of a row, σ1·u1 to σr·ur", 1, 64)
 _NEIGHBOURS = Parameter("neighbours", "int", 10, "nearest rows that a row is joined to", 1, 1000)
 
+
+def _rows(
+    function: RowOrder, name: str, formula: str, cost: str, source: str,
+    *parameters: Parameter, extra: str | None = None,
+) -> tuple[RowOrder, Entry]:  # fmt: skip
+    seeded = _SEED in parameters
+    return function, Entry(name, "rows", formula, cost, source, seeded, parameters, extra)
+
+
 ROWS: dict[str, tuple[RowOrder, Entry]] = {
     entry.name: (function, entry)
     for function, entry in (
-        (
-            row_orders.original,
-            Entry("original", "rows", "query blocks as they come", "M", "what kernels do today"),
+        _rows(
+            row_orders.original, "original",
+            "query blocks as they come", "M", "what kernels do today",
         ),
-        (
-            row_orders.random,
-            Entry(
-                "random",
-                "rows",
-                "a random permutation per head",
-                "M",
-                "the floor to compare with",
-                True,
-                (_SEED,),
-            ),
+        _rows(
+            row_orders.random, "random",
+            "a random permutation per head", "M", "the floor to compare with", _SEED,
         ),
-        (
-            _lazy("spectra", "svd"),
-            Entry(
-                "svd",
-                "rows",
-                "sort by σ1·u1 of the column-centred mask, from the end where NNZ is large",
-                "~40-200 passes over Z (ARPACK), M log M",
-                f"{PAPER}, section IV-C (stage 1)",
-                parameters=(_RANK, _SIGN),
-            ),
+        _rows(
+            _lazy("spectra", "svd"), "svd",
+            "sort by σ1·u1 of the column-centred mask, from the end where NNZ is large",
+            "~40-200 passes over Z (ARPACK), M log M", f"{PAPER}, section IV-C (stage 1)",
+            _RANK, _SIGN,
         ),
-        (
-            row_orders.nnz,
-            Entry(
-                "nnz",
-                "rows",
-                "NNZ descending over the whole head",
-                "M log M",
-                "longest-processing-time list scheduling (Graham 1969)",
-            ),
+        _rows(
+            row_orders.nnz, "nnz", "NNZ descending over the whole head", "M log M",
+            "longest-processing-time list scheduling (Graham 1969)",
         ),
-        (
-            row_orders.nnz_dealt,
-            Entry(
-                "nnz-dealt",
-                "rows",
-                "NNZ descending, rows dealt out so that every wave spans 8 % of NNZ",
-                "M log M",
-                "WaveAlign project, docs/policies.md",
-                parameters=(_SPAN, WAVE),
-            ),
+        _rows(
+            row_orders.nnz_dealt, "nnz-dealt",
+            "NNZ descending, rows dealt out so that every wave spans 8 % of NNZ",
+            "M log M", "WaveAlign project, docs/policies.md", _SPAN, WAVE,
         ),
-        (
-            _lazy("spectra", "nnz_bucket_svd"),
-            Entry(
-                "nnz-bucket+svd",
-                "rows",
-                "NNZ descending, cut into buckets of 2 waves, svd order of its rows inside each",
-                "as svd, bucket by bucket",
-                "WaveAlign project, docs/policies.md",
-                parameters=(
-                    # Two did best or nearly so on content masks.
-                    Parameter("bucket", "int", 2, "waves in a bucket", 1),
-                    _RANK,
-                    _SIGN,
-                    WAVE,
-                ),
-            ),
+        _rows(
+            _lazy("spectra", "nnz_bucket_svd"), "nnz-bucket+svd",
+            "NNZ descending, cut into buckets of 2 waves, svd order of its rows inside each",
+            "as svd, bucket by bucket", "WaveAlign project, docs/policies.md",
+            # Two did best or nearly so on content masks.
+            Parameter("bucket", "int", 2, "waves in a bucket", 1), _RANK, _SIGN, WAVE,
         ),
-        (
-            _lazy("spectra", "spectral"),
-            Entry(
-                "spectral",
-                "rows",
-                "sort by the Fiedler vector of the row-overlap graph, (D - BBᵀ)y = λDy",
-                "~40-200 passes over Z (ARPACK), M log M",
-                "Shi & Malik 2000; spectral seriation, Atkins et al. 1998",
-            ),
+        _rows(
+            _lazy("spectra", "spectral"), "spectral",
+            "sort by the Fiedler vector of the row-overlap graph, (D - BBᵀ)y = λDy",
+            "~40-200 passes over Z (ARPACK), M log M",
+            "Shi & Malik 2000; spectral seriation, Atkins et al. 1998",
         ),
-        (
-            row_orders.greedy,
-            Entry(
-                "greedy",
-                "rows",
-                "next row = largest summed Jaccard overlap with the W rows placed last",
-                "M²·N/64 word operations",
-                "Gorder (Wei et al. 2016) with the wave as its window",
-                parameters=(WAVE,),
-            ),
+        _rows(
+            row_orders.greedy, "greedy",
+            "next row = largest summed Jaccard overlap with the W rows placed last",
+            "M²·N/64 word operations", "Gorder (Wei et al. 2016) with the wave as its window", WAVE,
         ),
-        (
-            row_orders.wave_pack,
-            Entry(
-                "wave-pack",
-                "rows",
-                "each wave: the longest row left, then the largest summed Jaccard overlap with it",
-                "M²·N/128 word operations",
-                "greedy packing into bins of W rows; WaveAlign project, docs/orders.md",
-                parameters=(WAVE,),
-            ),
+        _rows(
+            row_orders.wave_pack, "wave-pack",
+            "each wave: the longest row left, then the largest summed Jaccard overlap with it",
+            "M²·N/128 word operations",
+            "greedy packing into bins of W rows; WaveAlign project, docs/orders.md", WAVE,
         ),
-        (
-            _lazy("bisection", "pd_bisect"),
-            Entry(
-                "pd-bisect",
-                "rows",
-                "halve the rows across the principal direction of their svd coordinates, to waves",
-                "as svd with r vectors, M·r² log(M/W)",
-                "principal direction divisive partitioning, Boley 1998",
-                parameters=(_EMBEDDING, WAVE),
-            ),
+        _rows(
+            _lazy("bisection", "pd_bisect"), "pd-bisect",
+            "halve the rows across the principal direction of their svd coordinates, to waves",
+            "as svd with r vectors, M·r² log(M/W)",
+            "principal direction divisive partitioning, Boley 1998", _EMBEDDING, WAVE,
         ),
-        (
-            _lazy("bisection", "profile_bisect"),
-            Entry(
-                "profile-bisect",
-                "rows",
-                "as pd-bisect, on the cumulative profile: a row's blocks in the first K/V parts",
-                "Z, M·b² log(M/W) for b bins",
-                "Boley 1998 on cumulative profiles; WaveAlign project, docs/orders.md",
-                parameters=(
-                    Parameter("bins", "int", 16, "parts of the K/V axis in a profile", 1, 256),
-                    WAVE,
-                ),
-            ),
+        _rows(
+            _lazy("bisection", "profile_bisect"), "profile-bisect",
+            "as pd-bisect, on the cumulative profile: a row's blocks in the first K/V parts",
+            "Z, M·b² log(M/W) for b bins",
+            "Boley 1998 on cumulative profiles; WaveAlign project, docs/orders.md",
+            Parameter("bins", "int", 16, "parts of the K/V axis in a profile", 1, 256), WAVE,
         ),
-        (
-            _lazy("bisection", "kmeans"),
-            Entry(
-                "kmeans",
-                "rows",
-                "balanced k-means on svd coordinates: clusters of W rows, longest first",
-                "as pd-bisect, and 10 rounds of M²/W·(r + log M)",
-                "Lloyd 1982; balanced clusters, Malinen & Fränti 2014",
-                parameters=(
-                    _EMBEDDING,
-                    Parameter("rounds", "int", 10, "rounds at most", 1, 1000),
-                    WAVE,
-                ),
-            ),
+        _rows(
+            _lazy("bisection", "kmeans"), "kmeans",
+            "balanced k-means on svd coordinates: clusters of W rows, longest first",
+            "as pd-bisect, and 10 rounds of M²/W·(r + log M)",
+            "Lloyd 1982; balanced clusters, Malinen & Fränti 2014",
+            _EMBEDDING, Parameter("rounds", "int", 10, "rounds at most", 1, 1000), WAVE,
         ),
-        (
-            _lazy("graphs", "rcm"),
-            Entry(
-                "rcm",
-                "rows",
-                "reverse Cuthill-McKee order of the rows' nearest-neighbour graph",
-                "as svd with r vectors, M·k log M for k neighbours",
-                "Cuthill & McKee 1969, by scipy",
-                parameters=(_NEIGHBOURS, _EMBEDDING),
-            ),
+        _rows(
+            _lazy("graphs", "rcm"), "rcm",
+            "reverse Cuthill-McKee order of the rows' nearest-neighbour graph",
+            "as svd with r vectors, M·k log M for k neighbours", "Cuthill & McKee 1969, by scipy",
+            _NEIGHBOURS, _EMBEDDING,
         ),
-        (
-            _lazy("bisection", "graph_bisect"),
-            Entry(
-                "graph-bisect",
-                "rows",
-                "halve the rows and swap pairs while Σ d·log(n/(d+1)) falls, to waves",
-                "20 rounds of Z, log(M/W) times",
-                "recursive graph bisection, Dhulipala et al. 2016",
-                parameters=(
-                    Parameter("rounds", "int", 20, "rounds of swaps at most, per part", 1, 1000),
-                    WAVE,
-                ),
-            ),
+        _rows(
+            _lazy("bisection", "graph_bisect"), "graph-bisect",
+            "halve the rows and swap pairs while Σ d·log(n/(d+1)) falls, to waves",
+            "20 rounds of Z, log(M/W) times", "recursive graph bisection, Dhulipala et al. 2016",
+            Parameter("rounds", "int", 20, "rounds of swaps at most, per part", 1, 1000), WAVE,
         ),
-        (
-            _lazy("graphs", "metis"),
-            Entry(
-                "metis",
-                "rows",
-                "cut the rows' nearest-neighbour graph into M/W parts, longest first",
-                "as svd with r vectors, M·k log(M/W) for k neighbours",
-                "multilevel recursive bisection, Karypis & Kumar 1998, by METIS",
-                True,
-                (_NEIGHBOURS, _EMBEDDING, _SEED, WAVE),
-                "orders",
-            ),
+        _rows(
+            _lazy("graphs", "metis"), "metis",
+            "cut the rows' nearest-neighbour graph into M/W parts, longest first",
+            "as svd with r vectors, M·k log(M/W) for k neighbours",
+            "multilevel recursive bisection, Karypis & Kumar 1998, by METIS",
+            _NEIGHBOURS, _EMBEDDING, _SEED, WAVE, extra="orders",
         ),
     )
-}
+}  # fmt: skip
 
-VISITS: dict[str, Entry] = {
+VISITS = {
     entry.name: entry
     for entry in (
         Entry("ascending", "visits", "K/V blocks in index order", "none", "what kernels do today"),
         Entry(
-            "shuffled",
-            "visits",
+            "shuffled", "visits",
             "one random permutation of the K/V blocks per head, shared by its rows",
-            "Z + M·N",
-            "WaveAlign project, docs/policies.md",
-            True,
-            (_SEED,),
+            "Z + M·N", "WaveAlign project, docs/policies.md", True, (_SEED,),
         ),
         Entry(
-            "sawtooth",
-            "visits",
-            "rows in odd waves walk their list backwards",
-            "Z",
-            "sawtooth wavefront reordering, https://arxiv.org/abs/2601.16032",
-            parameters=(WAVE,),
+            "sawtooth", "visits", "rows in odd waves walk their list backwards", "Z",
+            "sawtooth wavefront reordering, https://arxiv.org/abs/2601.16032", parameters=(WAVE,),
         ),
         Entry(
-            "phased",
-            "visits",
-            "a row starts at the mean place of the rows in flight, and wraps around",
-            "M·W + Z",
+            "phased", "visits",
+            "a row starts at the mean place of the rows in flight, and wraps around", "M·W + Z",
             "circular shared scans of databases; WaveAlign project, docs/policies.md",
             parameters=(WAVE,),
         ),
     )
-}
+}  # fmt: skip
 
 SUFFIX = Entry(
-    "+nnz",
-    "rows",
+    "+nnz", "rows",
     "suffix of any row order: cut it into waves of W slots, NNZ descending inside each",
-    "M log W",
-    f"{PAPER}, section IV-D (stage 2)",
-    parameters=(WAVE,),
-)
+    "M log W", f"{PAPER}, section IV-D (stage 2)", parameters=(WAVE,),
+)  # fmt: skip
 
 ALIASES = {
     "nnz-wave": ("original+nnz", "stage 2 of the paper alone"),

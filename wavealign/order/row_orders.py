@@ -79,10 +79,7 @@ def wave_pack(head: HeadMask, context: OrderContext) -> Int32Array:
 def _bits(head: HeadMask) -> npt.NDArray[np.uint64]:
     """The head's rows as bits, uint64 ``(M, ceil(N / 64))``."""
     packed = np.packbits(head.to_dense(), axis=-1)
-    words = -(-packed.shape[1] // 8)
-    padded = np.zeros((head.M, words * 8), dtype=np.uint8)
-    padded[:, : packed.shape[1]] = packed
-    return padded.view(np.uint64)
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
 
 
 def nnz_inside_waves(order: Int32Array, head: HeadMask, wave: int) -> Int32Array:

@@ -96,13 +96,9 @@ class Schedule:
         lists = [self.head_lists(h) for h in heads]
         indptr = np.zeros(len(lists) * M + 1, dtype=np.int64)
         np.cumsum(np.concatenate([part.row_nnz for part in lists]), out=indptr[1:])
-        return Schedule(
-            self.row_order[list(heads)],
-            indptr,
-            np.concatenate([part.indices for part in lists]),
-            (len(lists), M, N),
-            self.policy,
-        )
+        indices = np.concatenate([part.indices for part in lists])
+        shape = (len(lists), M, N)
+        return Schedule(self.row_order[list(heads)], indptr, indices, shape, self.policy)
 
     def ragged_kv_first(self, mask: BlockMask) -> Schedule:
         """This schedule, with rows that hold a ragged last K/V block visiting it first.
@@ -152,24 +148,18 @@ class Schedule:
             if "schema" not in file or file.text("schema") != SCHEDULE_SCHEMA:
                 found = f"'{file.text('schema')}'" if "schema" in file else "no schema"
                 raise file.error(f"has {found}; expected a schedule, schema '{SCHEDULE_SCHEMA}'.")
-            arrays = {}
-            for name in ("row_order", "indptr", "indices"):
-                arrays[name] = file.array(name)
-                if arrays[name].dtype.kind not in "iu":
-                    raise file.error(f"'{name}' is {arrays[name].dtype}; expected whole numbers.")
-                limit = np.iinfo(np.int64 if name == "indptr" else np.int32).max
-                if arrays[name].size and arrays[name].max() > limit:
-                    raise file.error(
-                        f"'{name}' holds {arrays[name].max()}, beyond any block index."
-                    )
+            arrays = []
+            kinds = {"row_order": "int32", "indptr": "int64", "indices": "int32"}
+            for name, kind in kinds.items():
+                array = file.array(name)
+                if array.dtype.kind not in "iu":
+                    raise file.error(f"'{name}' is {array.dtype}; expected whole numbers.")
+                if array.size and array.max() > np.iinfo(kind).max:
+                    raise file.error(f"'{name}' holds {array.max()}, beyond any block index.")
+                arrays.append(array.astype(kind, copy=False))
+            row_order, indptr, indices = arrays
             H, M, N = file.integers("shape", 3)
-            return cls(
-                arrays["row_order"].astype(np.int32, copy=False),
-                arrays["indptr"].astype(np.int64, copy=False),
-                arrays["indices"].astype(np.int32, copy=False),
-                (H, M, N),
-                file.text("policy"),
-            )
+            return cls(row_order, indptr, indices, (H, M, N), file.text("policy"))
 
     @classmethod
     def fitting(cls, path: str | Path, mask: BlockMask, heads: Sequence[int] | None) -> Schedule:

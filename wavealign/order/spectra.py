@@ -54,11 +54,7 @@ def svd(head: HeadMask, context: OrderContext, rank: int, sign: str) -> Int32Arr
 
 
 def nnz_bucket_svd(
-    head: HeadMask,
-    context: OrderContext,
-    bucket: int,
-    rank: int,
-    sign: str,
+    head: HeadMask, context: OrderContext, bucket: int, rank: int, sign: str
 ) -> Int32Array:
     """NNZ descending, cut into buckets of `bucket` waves, `svd` order inside each.
 
@@ -69,11 +65,8 @@ def nnz_bucket_svd(
     """
     by_nnz = row_orders.nnz(head, context)
     size = bucket * context.wave
-    parts = []
-    for first in range(0, head.M, size):
-        members = by_nnz[first : first + size]
-        parts.append(members[svd(head.take_rows(members), context, rank, sign)])
-    return np.concatenate(parts)
+    buckets = (by_nnz[first : first + size] for first in range(0, head.M, size))
+    return np.concatenate([b[svd(head.take_rows(b), context, rank, sign)] for b in buckets])
 
 
 def spectral(head: HeadMask, context: OrderContext) -> Int32Array:
@@ -129,10 +122,11 @@ def fiedler_vector(head: HeadMask, context: OrderContext) -> Float32Array:
 
     See `spectral`. 0 where all rows are equal (one row, no blocks): every vector would do.
     """
-    if _rows_are_equal(head):
+    uses = np.bincount(head.indices, minlength=head.N)
+    if ((uses == 0) | (uses == head.M)).all():
         return np.zeros(head.M, dtype=np.float32)
     matrix = _matrix(head)
-    degree = matrix @ np.bincount(head.indices, minlength=head.N).astype(np.float32)
+    degree = matrix @ uses.astype(np.float32)
     scale = (1.0 / np.sqrt(np.maximum(degree, 1.0))).astype(np.float32)
     # D^1/2 1 is the known first left singular vector (value 1); project it out.
     known = (np.sqrt(degree) / np.linalg.norm(np.sqrt(degree))).astype(np.float32)
@@ -194,15 +188,7 @@ def _small_left(distinct: npt.NDArray[Any], group: Int32Array, rank: int) -> Flo
 
 def _padded(coordinates: Float32Array, rank: int) -> Float32Array:
     missing = rank - coordinates.shape[1]
-    if missing <= 0:
-        return coordinates
-    zeros = np.zeros((len(coordinates), missing), dtype=np.float32)
-    return np.concatenate([coordinates, zeros], axis=1)
-
-
-def _rows_are_equal(head: HeadMask) -> bool:
-    uses = np.bincount(head.indices, minlength=head.N)
-    return bool(((uses == 0) | (uses == head.M)).all())
+    return np.pad(coordinates, ((0, 0), (0, missing))) if missing > 0 else coordinates
 
 
 def _matrix(head: HeadMask) -> Any:
@@ -216,11 +202,9 @@ def _matrix(head: HeadMask) -> Any:
 def _components(head: HeadMask) -> Int32Array:
     """Connected components of the row-overlap graph: those of the row-column graph."""
     rows_of_entries = np.repeat(np.arange(head.M, dtype=np.int32), head.row_nnz)
-    nodes = head.M + head.N
-    graph = scipy.sparse.coo_array(
-        (np.ones(len(head.indices), np.int8), (rows_of_entries, head.M + head.indices)),
-        shape=(nodes, nodes),
-    )
+    ones, nodes = np.ones(len(head.indices), np.int8), head.M + head.N
+    places = (rows_of_entries, head.M + head.indices)
+    graph = scipy.sparse.coo_array((ones, places), shape=(nodes, nodes))
     _, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
     return np.asarray(labels[: head.M], dtype=np.int32)
 

@@ -43,9 +43,8 @@ def draw_kv_order(head: HeadMask, visits: VisitOrder, context: OrderContext) -> 
         visits: of the policy.
     """
     if visits.shuffled:
-        return (
-            context.replaced(seed=visits.seed).rng(Draw.VISITS).permutation(head.N).astype(np.int32)
-        )
+        rng = context.replaced(seed=visits.seed).rng(Draw.VISITS)
+        return rng.permutation(head.N).astype(np.int32)
     return np.arange(head.N, dtype=np.int32)
 
 
@@ -68,12 +67,9 @@ def fill_lists(
 
 
 def turn_lists(
-    lists: Int32Array,
-    head: HeadMask,
-    row_order: Int32Array,
-    visits: VisitOrder,
+    lists: Int32Array, head: HeadMask, row_order: Int32Array, visits: VisitOrder,
     context: OrderContext,
-) -> None:
+) -> None:  # fmt: skip
     """Reverse, in place, the lists of rows in odd waves, where `sawtooth` says so.
 
     Args:
@@ -90,14 +86,9 @@ def turn_lists(
 
 
 def phase_lists(
-    mask: BlockMask,
-    row_order: Int32Array,
-    lists: Int32Array,
-    visits: VisitOrder,
-    wave: int,
-    seed: int,
-    first_head: int = 0,
-) -> None:
+    mask: BlockMask, row_order: Int32Array, lists: Int32Array, visits: VisitOrder, wave: int,
+    seed: int, first_head: int = 0,
+) -> None:  # fmt: skip
     """Rotate, in place, every row's list to start where the rows in flight are.
 
     The launch is played once, heads in order without a barrier, at a constant cost per block:
@@ -118,12 +109,6 @@ def phase_lists(
         head = mask.head(h)
         kv_order = draw_kv_order(head, visits, OrderContext(wave, seed, first_head + h))
         begin = mask.indptr[h * mask.M]
-        phase_rows(
-            row_order[h],
-            head.indptr,
-            lists[begin : begin + len(head.indices)],
-            inverse(kv_order),
-            free,
-            BLOCK_TICKS,
-            START_TICKS,
-        )
+        part = lists[begin : begin + len(head.indices)]
+        places = inverse(kv_order)
+        phase_rows(row_order[h], head.indptr, part, places, free, BLOCK_TICKS, START_TICKS)

@@ -7,9 +7,7 @@ OrderedDict); the two must agree exactly.
 import numpy as np
 from numba import njit
 
-from wavealign.sim._wheel_kernels import filled_wheel
-
-_NONE = np.uint32(0xFFFFFFFF)
+from wavealign.sim._event_kernels import NONE, append, drop_oldest, filled_wheel, move_to_front
 
 
 @njit(nogil=True, cache=True)
@@ -45,13 +43,11 @@ def stream_lru(
     base = np.zeros(workers, np.uint32)
     head_of = np.zeros(workers, np.uint32)
 
-    # LRU as a ring of links (0: towards most recent, 1: towards least recent) through a
-    # sentinel; a block that isn't resident has no link.
+    # A block that isn't resident has no link.
     sentinel = np.uint32(heads * columns)
-    link = np.full((heads * columns + 1, 2), _NONE, np.uint32)
-    link[sentinel, 0] = sentinel
-    link[sentinel, 1] = sentinel
-    resident = 0
+    link = np.full((heads * columns + 1, 2), NONE, np.uint32)
+    link[sentinel] = sentinel
+    room = capacity
 
     misses = np.zeros(heads, np.int64)
     last_block_misses = np.zeros(heads, np.int64)
@@ -65,12 +61,12 @@ def stream_lru(
     while running > 0:
         slot = tick & slot_mask
         waiting = later[anchor + slot]
-        if waiting == _NONE:
+        if waiting == NONE:
             tick += one
             continue
-        later[anchor + slot] = _NONE
+        later[anchor + slot] = NONE
         tail[slot] = anchor + slot
-        while waiting != _NONE:
+        while waiting != NONE:
             w = waiting
             waiting = later[w]
             at = cursor[w]
@@ -78,30 +74,19 @@ def stream_lru(
                 block = np.uint32(indices[at])
                 cursor[w] = at + one
                 key = base[w] + block
-                newer = link[key, 0]
-                if newer != _NONE:
-                    older = link[key, 1]
-                    link[newer, 1] = older
-                    link[older, 0] = newer
+                resident = link[key, 0] != NONE
+                if resident:
                     delay = hit_delay
                 else:
                     misses[head_of[w]] += 1
                     if block == last_block:
                         last_block_misses[head_of[w]] += 1
-                    if resident == capacity:
-                        victim = link[sentinel, 0]
-                        newer = link[victim, 0]
-                        link[newer, 1] = sentinel
-                        link[sentinel, 0] = newer
-                        link[victim, 0] = _NONE
+                    if room > 0:
+                        room -= 1
                     else:
-                        resident += 1
+                        link[drop_oldest(link, sentinel), 0] = NONE
                     delay = miss_delay
-                recent = link[sentinel, 1]
-                link[key, 1] = recent
-                link[key, 0] = sentinel
-                link[recent, 0] = key
-                link[sentinel, 1] = key
+                move_to_front(link, key, sentinel, resident)
             elif next_row < total_rows:
                 head = next_row // rows
                 row = head * rows + row_order[head, next_row - head * rows]
@@ -115,8 +100,5 @@ def stream_lru(
                 end_ticks[w] = np.int64(tick)
                 running -= 1
                 continue
-            target = (tick + delay) & slot_mask
-            later[w] = _NONE
-            later[tail[target]] = w
-            tail[target] = w
+            append(later, tail, (tick + delay) & slot_mask, w)
     return misses, last_block_misses, end_ticks

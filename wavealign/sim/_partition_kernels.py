@@ -7,9 +7,7 @@ exactly. With one partition, equal speeds and no bandwidth limit it is `stream_l
 import numpy as np
 from numba import njit
 
-from wavealign.sim._wheel_kernels import filled_wheel
-
-_NONE = np.uint32(0xFFFFFFFF)
+from wavealign.sim._event_kernels import NONE, append, drop_oldest, filled_wheel, move_to_front
 
 FRACTION_BITS = 16
 """Times are ticks in fixed point: an SM's speed differs by less than a tick a block."""
@@ -19,25 +17,9 @@ L2_TICKS, HBM_TICKS = 0, 1  # entries of `stretched`
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _move_to_front(link, node, front, linked):
-    if linked:
-        newer, older = link[node, 0], link[node, 1]
-        link[newer, 1] = older
-        link[older, 0] = newer
-    recent = link[front, 1]
-    link[node, 1] = recent
-    link[node, 0] = front
-    link[recent, 0] = node
-    link[front, 1] = node
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _drop_oldest(link, held, front):
-    """Evict the least recently used block of a partition; the halves that it held."""
-    victim = link[front, 0]
-    newer = link[victim, 0]
-    link[newer, 1] = front
-    link[front, 0] = newer
+def _evict(link, held, front):
+    """Drop the least recently used block of a partition; the halves that it held."""
+    victim = drop_oldest(link, front)
     halves = (held[victim] & 1) + (held[victim] >> 1)
     held[victim] = 0
     return np.int64(halves)
@@ -45,19 +27,9 @@ def _drop_oldest(link, held, front):
 
 @njit(nogil=True, cache=True)
 def stream_partitioned(
-    row_order,
-    indptr,
-    indices,
-    columns,
-    step_times,
-    start_time,
-    half_miss_time,
-    partitions,
-    capacity,
-    window_ticks,
-    l2_halves_per_window,
-    hbm_halves_per_window,
-):
+    row_order, indptr, indices, columns, step_times, start_time, half_miss_time, partitions,
+    capacity, window_ticks, l2_halves_per_window, hbm_halves_per_window,
+):  # fmt: skip
     """Play one launch on an L2 of one or two partitions.
 
     A K/V block is two halves, by the partition that its lines are at home in. A worker asks its
@@ -73,9 +45,7 @@ def stream_partitioned(
     proportion.
 
     Args:
-        row_order: int32 (H, M), slot -> query block.
-        indptr, indices: the lists in visiting order, rows h*M + query block.
-        columns: N, K/V blocks per head.
+        row_order, indptr, indices, columns: see `stream_lru`.
         step_times: uint64 (W,), fixed-point ticks of one block for each worker, at least 1 tick.
         start_time: uint64, fixed-point ticks to start a row.
         half_miss_time: uint64, fixed-point ticks that a half from HBM adds to its step where the
@@ -107,16 +77,15 @@ def stream_partitioned(
     due = np.zeros(workers, np.uint64)
     missed_before = np.zeros(workers, np.bool_)
 
-    # Per partition a ring of links through a sentinel (its last node), as in `stream_lru`;
-    # `held` has bit 1 for the half at home, bit 2 for the copy of the other one.
+    # Per partition a ring through its last node; `held` has bit 1 for the half at home, bit 2 for
+    # the copy of the other one.
     span = np.uint32(heads * columns + 1)
-    link = np.full((partitions * (heads * columns + 1), 2), _NONE, np.uint32)
+    link = np.full((partitions * (heads * columns + 1), 2), NONE, np.uint32)
     held = np.zeros(partitions * (heads * columns + 1), np.uint8)
     size = np.zeros(partitions, np.int64)
     for p in range(partitions):
         front = np.uint32((p + 1) * (heads * columns + 1) - 1)
-        link[front, 0] = front
-        link[front, 1] = front
+        link[front] = front
     both = np.uint8(3)
 
     reads = np.zeros(heads, np.int64)
@@ -135,23 +104,22 @@ def stream_partitioned(
     while running > 0:
         slot = tick & slot_mask
         waiting = later[anchor + slot]
-        if waiting == _NONE:
+        if waiting == NONE:
             tick += one
             if tick == window_end:
                 l2_load = moved / l2_halves_per_window
                 hbm_load = filled / hbm_halves_per_window
                 load = max(l2_load, hbm_load)
                 if load > 1.0:
-                    added += window_ticks * (load - 1.0)
-                    stretched[L2_TICKS if l2_load >= hbm_load else HBM_TICKS] += window_ticks * (
-                        load - 1.0
-                    )
+                    longer = window_ticks * (load - 1.0)
+                    added += longer
+                    stretched[L2_TICKS if l2_load >= hbm_load else HBM_TICKS] += longer
                 moved, filled = 0, 0
                 window_end += np.uint64(window_ticks)
             continue
-        later[anchor + slot] = _NONE
+        later[anchor + slot] = NONE
         tail[slot] = anchor + slot
-        while waiting != _NONE:
+        while waiting != NONE:
             w = waiting
             waiting = later[w]
             at = cursor[w]
@@ -192,10 +160,10 @@ def stream_partitioned(
                             else:
                                 missed += 1
                                 size[home] += 1
-                            _move_to_front(link, home_node, home_front, there != 0)
+                            move_to_front(link, home_node, home_front, there != 0)
                             held[home_node] = there | np.uint8(1)
                             while size[home] > capacity:
-                                size[home] -= _drop_oldest(link, held, home_front)
+                                size[home] -= _evict(link, held, home_front)
                             moved += 1
                     if missed > 0:
                         reads[head_of[w]] += missed
@@ -207,9 +175,9 @@ def stream_partitioned(
                             delay += half_miss_time * np.uint64(missed)
                     held[node] = both
                 missed_before[w] = missed > 0
-                _move_to_front(link, node, front, state != 0)
+                move_to_front(link, node, front, state != 0)
                 while size[p] > capacity:
-                    size[p] -= _drop_oldest(link, held, front)
+                    size[p] -= _evict(link, held, front)
             elif next_row < total_rows:
                 head = next_row // rows
                 row = head * rows + row_order[head, next_row - head * rows]
@@ -225,13 +193,7 @@ def stream_partitioned(
                 running -= 1
                 continue
             due[w] += delay
-            target = (due[w] >> bits) & slot_mask
-            later[w] = _NONE
-            later[tail[target]] = w
-            tail[target] = w
-    lookups[OWN_HITS], lookups[CROSSINGS], lookups[CROSSING_HITS] = (
-        own_hits,
-        crossings,
-        crossing_hits,
-    )
+            append(later, tail, (due[w] >> bits) & slot_mask, w)
+    lookups[OWN_HITS], lookups[CROSSINGS] = own_hits, crossings
+    lookups[CROSSING_HITS] = crossing_hits
     return reads, last_block_reads, lookups, end_ticks, end_times, stretched

@@ -9,9 +9,7 @@ import numpy as np
 from numba import njit
 
 from wavealign._bits import popcount
-from wavealign.sim._wheel_kernels import filled_wheel
-
-_NONE = np.uint32(0xFFFFFFFF)
+from wavealign.sim._event_kernels import NONE, append, filled_wheel
 
 
 @njit(nogil=True, cache=True)
@@ -22,12 +20,8 @@ def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, star
     which they were scheduled) where a block lasts the same, hit or miss.
 
     Args:
-        row_order: int32 (H, M), slot -> query block.
-        indptr, indices: the lists in visiting order, rows h*M + query block.
-        columns: N, K/V blocks per head.
-        workers: rows in flight, W.
+        row_order, indptr, indices, columns, workers, start_ticks: see `stream_lru`.
         block_ticks: duration of a step, at least 1.
-        start_ticks: at least 0.
 
     Returns:
         uint32 (nnz,), keys head*N + block.
@@ -48,12 +42,12 @@ def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, star
     while running > 0:
         slot = tick & slot_mask
         waiting = later[anchor + slot]
-        if waiting == _NONE:
+        if waiting == NONE:
             tick += one
             continue
-        later[anchor + slot] = _NONE
+        later[anchor + slot] = NONE
         tail[slot] = anchor + slot
-        while waiting != _NONE:
+        while waiting != NONE:
             w = waiting
             waiting = later[w]
             at = cursor[w]
@@ -73,10 +67,7 @@ def launch_trace(row_order, indptr, indices, columns, workers, block_ticks, star
             else:
                 running -= 1
                 continue
-            target = (tick + delay) & slot_mask
-            later[w] = _NONE
-            later[tail[target]] = w
-            tail[target] = w
+            append(later, tail, (tick + delay) & slot_mask, w)
     return trace
 
 
@@ -141,7 +132,7 @@ def stack_distances(trace, keys, columns):
     bits = np.zeros(groups << 4, np.uint64)
     count = np.zeros(groups + 1, np.uint64)
     key_of = np.empty(slots, np.uint32)
-    slot_of = np.full(keys, _NONE, np.uint32)
+    slot_of = np.full(keys, NONE, np.uint32)
     free = np.uint64(0)
     one, six, ten = np.uint64(1), np.uint64(6), np.uint64(10)
     low_six, low_four = np.uint64(63), np.uint64(15)
@@ -150,7 +141,7 @@ def stack_distances(trace, keys, columns):
         key = trace[i]
         known = slot_of[key]
         distance = np.uint64(keys)
-        if known != _NONE:
+        if known != NONE:
             slot = np.uint64(known)
             word, group = slot >> six, slot >> ten
             rest = bits[word] >> (slot & low_six)
@@ -201,7 +192,7 @@ def opt_misses(trace, keys, capacity):
         misses, int64.
     """
     next_use = np.empty(len(trace), np.uint32)
-    seen = np.full(keys, _NONE, np.uint32)
+    seen = np.full(keys, NONE, np.uint32)
     for back in range(len(trace)):
         i = np.uint64(len(trace) - 1 - back)
         next_use[i] = seen[trace[i]]
@@ -220,7 +211,7 @@ def opt_misses(trace, keys, capacity):
         node = first_leaf + np.uint64(key)
         if farthest[node] == 0:
             misses += 1
-            if when == _NONE:
+            if when == NONE:
                 continue
             if room > 0:
                 room -= 1
@@ -232,7 +223,7 @@ def opt_misses(trace, keys, capacity):
                 while gone > one:
                     gone >>= one
                     farthest[gone] = max(farthest[gone + gone], farthest[gone + gone + one])
-        elif when == _NONE:
+        elif when == NONE:
             # Its value was `i`, the least of all: only nodes without another resident hold it.
             room += 1
             farthest[node] = 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
-from wavealign.sim.power import Work, clock_and_energy
+from wavealign.sim.power import Work
 from wavealign.sim.setup import Setup
 from wavealign.sim.traffic import FULL_TICKS, Traffic, block_bytes, start_time, step_times
 
@@ -49,23 +49,18 @@ def bounds(
     compulsory = block_bytes(mask, setup, int(touched.sum()), int(touches_last.sum()))
     flops = setup.flops(mask, mask.nnz)
     limit = Work(_limit_cycles(mask, schedule, setup), flops, compulsory, traffic.requested_bytes)
-    dense_ms = _time_ms(setup, _dense(mask, setup))
+    dense_ms = setup.timing(_dense(mask, setup)).time_ms
     intensity = flops / traffic.hbm_read_bytes if traffic.hbm_read_bytes else None
     ridge = setup.device.ridge_flop_per_byte
     return Bounds(
         compulsory_bytes=compulsory,
         # A row that waits can, rarely, make the launch end earlier (Graham's anomaly).
-        limit_ms=min(_time_ms(setup, limit), time_ms),
+        limit_ms=min(setup.timing(limit).time_ms, time_ms),
         dense_ms=dense_ms,
         gap=time_ms / dense_ms / mask.density if mask.nnz else None,
         intensity_flop_per_byte=intensity,
         roofline=None if intensity is None else ("compute" if intensity >= ridge else "memory"),
     )
-
-
-def _time_ms(setup: Setup, work: Work) -> float:
-    device = setup.device
-    return clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime).time_ms
 
 
 def _limit_cycles(mask: BlockMask, schedule: Schedule, setup: Setup) -> float:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from wavealign.errors import InputError
 from wavealign.runs.result import Result
 from wavealign.sim.devices import DeviceProfile, KernelProfile
-from wavealign.sim.power import PowerProfile, Work, clock_and_energy
+from wavealign.sim.power import PowerProfile, clock_and_energy
 from wavealign.sim.recordings import Recording
 from wavealign.sim.setup import Setup
 from wavealign.sim.simulate import run_schedule
@@ -72,12 +72,12 @@ def fitted_fields(profile: DeviceProfile, kernel: str) -> list[str]:
 
 def replay(recordings: Sequence[Recording], setup: Setup) -> list[Result]:
     """The simulator's row for each recording, over the cores."""
+
+    def one(r: Recording) -> Result:
+        return run_schedule(r.mask, r.schedule, setup, name=r.mask_name)
+
     with ThreadPoolExecutor() as pool:
-        return list(
-            pool.map(
-                lambda r: run_schedule(r.mask, r.schedule, setup, name=r.mask_name), recordings
-            )
-        )
+        return list(pool.map(one, recordings))
 
 
 def replay_errors(recordings: Sequence[Recording], results: Sequence[Result]) -> ReplayErrors:
@@ -134,24 +134,18 @@ def calibrate(
 
 
 def _fit_hits(
-    recordings: Sequence[Recording],
-    profile: DeviceProfile,
-    entry: KernelProfile,
+    recordings: Sequence[Recording], profile: DeviceProfile, entry: KernelProfile,
     progress: Callable[[str], None],
-) -> DeviceProfile:
+) -> DeviceProfile:  # fmt: skip
     from scipy.optimize import least_squares
 
-    names = list(_HIT_FIGURES)
-    lowest, highest, steps = (
-        np.array(column) for column in zip(*_HIT_FIGURES.values(), strict=True)
-    )
+    lowest, highest, steps = (np.array(c) for c in zip(*_HIT_FIGURES.values(), strict=True))
 
     def residuals(figures: FloatArray) -> FloatArray:
-        trial = _with_hit_figures(profile, entry, dict(zip(names, figures, strict=True)))
-        setup = Setup.make(trial, entry.name)
+        setup = Setup.make(_with_hit_figures(profile, entry, figures), entry.name)
         errors = replay_errors(recordings, replay(recordings, setup))
         progress(
-            "  ".join(f"{n} {v:.5f}" for n, v in zip(names, figures, strict=True))
+            "  ".join(f"{n} {v:.5f}" for n, v in zip(_HIT_FIGURES, figures, strict=True))
             + f"  hit ratio off by {np.abs(errors.hit_points).mean():.2f} points"
         )
         return np.concatenate([errors.hit_points, _SECTOR_WEIGHT * errors.sector_points])
@@ -160,39 +154,28 @@ def _fit_hits(
     # From 0 no finite difference leads anywhere.
     start = np.clip(start, np.maximum(lowest, 1e-3), highest * 0.999)
     best = least_squares(
-        residuals,
-        start,
-        bounds=(lowest, highest),
-        x_scale=start,
-        diff_step=steps,
-        max_nfev=_HIT_EVALUATIONS,
-        loss="soft_l1",
-    )
-    return _with_hit_figures(profile, entry, dict(zip(names, best.x, strict=True)))
+        residuals, start, bounds=(lowest, highest), x_scale=start, diff_step=steps,
+        max_nfev=_HIT_EVALUATIONS, loss="soft_l1",
+    )  # fmt: skip
+    return _with_hit_figures(profile, entry, best.x)
 
 
 def _with_hit_figures(
-    profile: DeviceProfile, entry: KernelProfile, figures: dict[str, float]
+    profile: DeviceProfile, entry: KernelProfile, figures: FloatArray
 ) -> DeviceProfile:
-    kernel = dataclasses.replace(
-        entry,
-        sm_spread_frac=float(figures["sm_spread_frac"]),
-        miss_exposed_blocks=float(figures["miss_exposed_blocks"]),
-    )
-    return dataclasses.replace(
-        profile,
-        l2_usable_frac=float(figures["l2_usable_frac"]),
-        kernels={**profile.kernels, entry.name: kernel},
-    )
+    usable, spread, exposed = map(float, figures)
+    kernel = dataclasses.replace(entry, sm_spread_frac=spread, miss_exposed_blocks=exposed)
+    return dataclasses.replace(_with_kernel(profile, kernel), l2_usable_frac=usable)
+
+
+def _with_kernel(profile: DeviceProfile, kernel: KernelProfile) -> DeviceProfile:
+    return dataclasses.replace(profile, kernels={**profile.kernels, kernel.name: kernel})
 
 
 def _fit_times(
-    recordings: Sequence[Recording],
-    profile: DeviceProfile,
-    entry: KernelProfile,
-    tiles: list[tuple[int, int]],
-    progress: Callable[[str], None],
-) -> DeviceProfile:
+    recordings: Sequence[Recording], profile: DeviceProfile, entry: KernelProfile,
+    tiles: list[tuple[int, int]], progress: Callable[[str], None],
+) -> DeviceProfile:  # fmt: skip
     from scipy.optimize import least_squares
 
     setup = Setup.make(profile, entry.name)
@@ -219,14 +202,11 @@ def _fit_times(
             _time_ms(part, r, setup, trial, cycles[t] / start_cycles[t])
             for part, r, t in zip(traffic, recordings, tile_of, strict=True)
         ]
-        return 100 * np.concatenate(
-            [
-                np.array(times) / measured_ms - 1.0,
-                simulated[known] * (cycles / start_cycles)[tile_of][known] / measured[known] - 1.0,
-            ]
-        )
+        trial_cycles = simulated[known] * (cycles / start_cycles)[tile_of][known]
+        off = (np.array(times) / measured_ms - 1.0, trial_cycles / measured[known] - 1.0)
+        return 100 * np.concatenate(off)
 
-    limits = [_POWER_FIGURES[name] for name in _POWER_FIGURES] if power else []
+    limits = list(_POWER_FIGURES.values()) if power else []
     lowest = np.array([*(0.5 * start_cycles), *(low for low, _ in limits)])
     highest = np.array([*(2.0 * start_cycles), *(high for _, high in limits)])
     start = np.clip(np.array([*start_cycles, *power_start]), lowest * 1.001, highest * 0.999)
@@ -234,14 +214,9 @@ def _fit_times(
     cycles, fitted_power = unpack(best.x)
     off = np.abs(residuals(best.x)[: len(recordings)]).mean()
     progress(f"time off by {off:.2f} % in the fit")
-    block_cycles = {
-        **entry.block_cycles,
-        **{tile: round(float(c), 1) for tile, c in zip(tiles, cycles, strict=True)},
-    }
-    kernel = dataclasses.replace(entry, block_cycles=block_cycles)
-    return dataclasses.replace(
-        profile, power=fitted_power, kernels={**profile.kernels, entry.name: kernel}
-    )
+    rounded = {tile: round(float(c), 1) for tile, c in zip(tiles, cycles, strict=True)}
+    kernel = dataclasses.replace(entry, block_cycles={**entry.block_cycles, **rounded})
+    return dataclasses.replace(_with_kernel(profile, kernel), power=fitted_power)
 
 
 def _cycles(recording: Recording, setup: Setup) -> float:
@@ -254,12 +229,9 @@ def _cycles(recording: Recording, setup: Setup) -> float:
 
 
 def _time_ms(
-    traffic: Traffic,
-    recording: Recording,
-    setup: Setup,
-    power: PowerProfile | None,
-    cycles_factor: float,
+    traffic: Traffic, recording: Recording, setup: Setup, power: PowerProfile | None, factor: float
 ) -> float:
+    """Of a recorded launch whose cycles are `factor` times those simulated."""
     work = traffic.work(recording.mask, setup)
-    scaled = Work(work.cycles * cycles_factor, work.flops, work.hbm_bytes, work.l2_bytes)
+    scaled = dataclasses.replace(work, cycles=work.cycles * factor)
     return clock_and_energy(power, setup.device.clock_max_ghz, scaled, "single").time_ms

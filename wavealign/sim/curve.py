@@ -145,12 +145,7 @@ def _trace(mask: BlockMask, schedule: Schedule, setup: Setup) -> npt.NDArray[np.
     from wavealign.sim._replay_kernels import launch_trace
 
     trace: npt.NDArray[np.uint32] = launch_trace(
-        schedule.row_order,
-        schedule.indptr,
-        schedule.indices,
-        mask.N,
-        setup.wave,
-        FAST_TICKS,
-        round(setup.kernel.row_start_blocks * FAST_TICKS),
-    )
+        schedule.row_order, schedule.indptr, schedule.indices, mask.N, setup.wave,
+        FAST_TICKS, round(setup.kernel.row_start_blocks * FAST_TICKS),
+    )  # fmt: skip
     return trace

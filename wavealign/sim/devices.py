@@ -139,18 +139,11 @@ def device_names() -> list[str]:
 
 # What the driver calls the cards of each profile; the first that fits, so memory sizes come first.
 _GPU_NAMES = (
-    ("H200", "h200"),
-    ("H100 PCIe", "h100-pcie"),
-    ("H100 80GB HBM3", "h100"),
-    ("A100-SXM4-80GB", "a100"),
-    ("A100 80GB", "a100"),
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100-PCIE-40GB", "a100-40gb"),
-    ("A40", "a40"),
-    ("L40S", "l40s"),
-    ("RTX 4090", "rtx4090"),
-    ("B200", "b200"),
-)
+    ("H200", "h200"), ("H100 PCIe", "h100-pcie"), ("H100 80GB HBM3", "h100"),
+    ("A100-SXM4-80GB", "a100"), ("A100 80GB", "a100"),
+    ("A100-SXM4-40GB", "a100-40gb"), ("A100-PCIE-40GB", "a100-40gb"),
+    ("A40", "a40"), ("L40S", "l40s"), ("RTX 4090", "rtx4090"), ("B200", "b200"),
+)  # fmt: skip
 
 
 def device_of_gpu(gpu_name: str) -> str | None:
@@ -183,13 +176,11 @@ def profile_toml(profile: DeviceProfile) -> str:
             return f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
         return f"{name} = {value!r}\n"
 
-    plain = [
-        f
-        for f in dataclasses.fields(profile)
-        if f.name not in ("power", "kernels", "sources") and getattr(profile, f.name) is not None
-    ]
     text = line("schema", DEVICE_SCHEMA)
-    text += "".join(line(field.name, getattr(profile, field.name)) for field in plain)
+    for field in dataclasses.fields(profile):
+        value = getattr(profile, field.name)
+        if isinstance(value, str | int | float):
+            text += line(field.name, value)
     if profile.power is not None:
         text += "\n[power]\n"
         for name, value in dataclasses.asdict(profile.power).items():
@@ -198,8 +189,8 @@ def profile_toml(profile: DeviceProfile) -> str:
         text += f"\n[kernels.{kernel.name}]\n"
         text += line("ctas_per_sm", kernel.ctas_per_sm) + line("head_dim", kernel.head_dim)
         text += "block_cycles = [\n"
-        for (block_q, block_kv), cycles in kernel.block_cycles.items():
-            text += f"    {{ block_q = {block_q}, block_kv = {block_kv}, cycles = {cycles:g} }},\n"
+        for (q, kv), cycles in kernel.block_cycles.items():
+            text += f"    {{ block_q = {q}, block_kv = {kv}, cycles = {cycles:g} }},\n"
         text += "]\n"
         for name in ("row_start_blocks", "miss_exposed_blocks", "sm_spread_frac"):
             text += line(name, float(f"{getattr(kernel, name):.5g}"))
@@ -215,24 +206,15 @@ def _parse(table: Mapping[str, Any]) -> DeviceProfile:
     kernels = {name: _kernel(name, entry, sources) for name, entry in table["kernels"].items()}
     if not kernels:
         raise ValueError("lists no kernel.")
-
-    def figure(field: str, lowest: float = 1.0, highest: float = math.inf) -> float:
-        return _figure(table, field, sources, lowest=lowest, highest=highest)
-
     return DeviceProfile(
         name=str(table["name"]),
         title=str(table["title"]),
-        sms=int(figure("sms")),
-        clock_max_ghz=figure("clock_max_ghz", 0.1),
-        flop_per_clock_sm=figure("flop_per_clock_sm"),
-        l2_bytes=int(figure("l2_bytes")),
-        l2_partitions=int(figure("l2_partitions", 1, 2)),
-        l2_usable_frac=figure("l2_usable_frac", 0.01, 1),
-        l2_effective_bytes=int(figure("l2_effective_bytes")),
-        l2_bytes_per_clock=figure("l2_bytes_per_clock") if "l2_bytes_per_clock" in table else None,
-        hbm_bytes_per_s=figure("hbm_bytes_per_s"),
-        hbm_usable_frac=figure("hbm_usable_frac", 0.01, 1),
-        power=_power(table["power"], sources) if "power" in table else None,
+        **{"l2_bytes_per_clock": None, **_figures(DeviceProfile, table, sources)},
+        power=(
+            PowerProfile(**_figures(PowerProfile, table["power"], sources, "power."))
+            if "power" in table
+            else None
+        ),
         kernels=kernels,
         sources=sources,
     )
@@ -248,46 +230,52 @@ def _kernel(name: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> 
         raise ValueError(f"'{prefix}block_cycles' needs at least one tile, with positive figures.")
     return KernelProfile(
         name=name,
-        ctas_per_sm=int(_figure(entry, "ctas_per_sm", sources, prefix)),
         block_cycles=tiles,
         head_dim=int(entry["head_dim"]),
-        row_start_blocks=_figure(entry, "row_start_blocks", sources, prefix, 0.0),
-        miss_exposed_blocks=_figure(entry, "miss_exposed_blocks", sources, prefix, 0.0),
-        sm_spread_frac=_figure(entry, "sm_spread_frac", sources, prefix, 0.0, 0.1),
         calibrated_on=str(entry["calibrated_on"]),
+        **_figures(KernelProfile, entry, sources, prefix),
     )
 
 
-def _power(table: Mapping[str, Any], sources: Mapping[str, str]) -> PowerProfile:
-    lowest = {
-        "reference_ghz": 0.1,
-        "flop_clock_exponent": 1.0,
-        "steady_clock_frac": 0.1,
-        "settle_ms": 0.1,
-    }
-    return PowerProfile(
-        **{
-            field.name: _figure(table, field.name, sources, "power.", lowest.get(field.name, 0.0))
-            for field in dataclasses.fields(PowerProfile)
-        }
-    )
+# Of figures that needn't be at least 1, and of those that have an upper bound.
+_LEAST = {
+    "clock_max_ghz": 0.1, "l2_usable_frac": 0.01, "hbm_usable_frac": 0.01,
+    "row_start_blocks": 0.0, "miss_exposed_blocks": 0.0, "sm_spread_frac": 0.0,
+    "cap_w": 0.0, "static_w": 0.0, "flop_pj": 0.0, "hbm_pj_per_byte": 0.0, "l2_pj_per_byte": 0.0,
+    "reference_ghz": 0.1, "steady_clock_frac": 0.1, "settle_ms": 0.1,
+}  # fmt: skip
+_MOST = {"l2_partitions": 2, "l2_usable_frac": 1, "hbm_usable_frac": 1, "sm_spread_frac": 0.1}
 
 
-def _figure(
-    table: Mapping[str, Any],
-    field: str,
-    sources: Mapping[str, str],
-    prefix: str = "",
-    lowest: float = 1.0,
-    highest: float = math.inf,
-) -> float:
-    value = table[field]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not lowest <= value <= highest:
-        bounds = f"from {lowest:g} " + (f"to {highest:g}" if highest < math.inf else "up")
-        raise ValueError(f"'{prefix}{field}' is {value!r}; expected a number {bounds}.")
-    _require_source(prefix + field, sources)
-    return float(value)
+def _figures(
+    profile: type, table: Mapping[str, Any], sources: Mapping[str, str], prefix: str = ""
+) -> dict[str, Any]:
+    """The numbers of a profile, each within its bounds and with a source.
+
+    Optional ones that the table leaves out are left out.
+
+    Args:
+        profile: whose fields are meant.
+        table: of the file.
+        sources: by figure.
+        prefix: of the figures' names there.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(profile):
+        name, kind = field.name, str(field.type)
+        # `head_dim` says what a kernel's figures hold for.
+        if kind not in ("int", "float", "float | None") or name == "head_dim":
+            continue
+        if kind == "float | None" and name not in table:
+            continue
+        value, lowest, highest = table[name], _LEAST.get(name, 1.0), _MOST.get(name, math.inf)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not lowest <= value <= highest:
+            bounds = f"from {lowest:g} " + (f"to {highest:g}" if highest < math.inf else "up")
+            raise ValueError(f"'{prefix}{name}' is {value!r}; expected a number {bounds}.")
+        _require_source(prefix + name, sources)
+        found[name] = int(value) if kind == "int" else float(value)
+    return found
 
 
 def _require_source(field: str, sources: Mapping[str, str]) -> None:

@@ -29,17 +29,9 @@ from wavealign.sim.traffic import launch_traffic
 OBJECTIVES = ("time", "reads")
 
 START_ROWS = (
-    "nnz",
-    "nnz-dealt",
-    "profile-bisect+nnz",
-    "pd-bisect+nnz",
-    "nnz-bucket+svd+nnz",
-    "nnz-bucket+svd",
-    "svd+nnz",
-    "svd",
-    "original+nnz",
-    "original",
-)
+    "nnz", "nnz-dealt", "profile-bisect+nnz", "pd-bisect+nnz", "nnz-bucket+svd+nnz",
+    "nnz-bucket+svd", "svd+nnz", "svd", "original+nnz", "original",
+)  # fmt: skip
 """Cheap row orders: the best is where the search starts, the others lend pieces."""
 
 BATCH = 4
@@ -132,17 +124,9 @@ def _starts(recipe: Policy) -> list[Policy]:
     """The policy, then the cheap row orders with its visits."""
     rows, slash, visits = recipe.name.partition("/")
     if recipe.visits.shuffled and not slash:  # an alias brings its own visits
-        _, slash, visits = _written_out(recipe).partition("/")
+        names = [n for n in ("shuffled", "sawtooth", "phased") if getattr(recipe.visits, n)]
+        slash, visits = "/", "+".join(names) + format_arguments(recipe.visit_parameters)
     return [recipe, *(parse_policy(name + slash + visits) for name in START_ROWS if name != rows)]
-
-
-def _written_out(recipe: Policy) -> str:
-    names = [
-        "shuffled" if recipe.visits.shuffled else "ascending",
-        *(["sawtooth"] if recipe.visits.sawtooth else []),
-        *(["phased"] if recipe.visits.phased else []),
-    ]
-    return f"{recipe.base}/{'+'.join(names)}{format_arguments(recipe.visit_parameters)}"
 
 
 @dataclass
@@ -165,15 +149,12 @@ class _Search:
     ) -> Improved:
         mask = self.mask
         whole = _Window(self, mask, 0)
-        orders = [
-            np.stack([p.row_order(mask.head(h), self.context(h)) for h in range(mask.H)])
-            for p in starts
-        ]
+        contexts = [OrderContext(self.setup.wave, self.seed, h) for h in range(mask.H)]
+        orders = [np.stack([*map(p.row_order, mask.heads(), contexts)]) for p in starts]
         values = self.evaluate(whole, orders)
         first = int(np.argmin(values))
         best_order, best = orders[first].copy(), values[first]
-        start = best
-        interrupted = False
+        start, interrupted = best, False
 
         def keep(h: int) -> None:
             """Take what was found for head `h`, if the whole launch gains."""
@@ -189,9 +170,8 @@ class _Search:
             progress(self.spent, best)
             for h in range(mask.H):
                 heads = range(h, min(h + 2, mask.H))
-                window = (
-                    whole if len(heads) == mask.H else _Window(self, mask.select_heads(heads), h)
-                )
+                part = len(heads) < mask.H
+                window = _Window(self, mask.select_heads(heads), h) if part else whole
                 self.found = best_order[h]
                 # Each head has an equal share of what is left; one is for the check.
                 until = self.spent + (evaluations - self.spent) // (mask.H - h) - 1
@@ -203,18 +183,9 @@ class _Search:
         name = f"{starts[first].name} (improved, {self.spent} evaluations, seed {self.seed})"
         schedule = Schedule(best_order, mask.indptr, whole.lists(best_order), mask.shape, name)
         return Improved(
-            schedule,
-            starts[first].name,
-            self.objective,
-            start,
-            best,
-            self.spent,
-            self.accepted,
+            schedule, starts[first].name, self.objective, start, best, self.spent, self.accepted,
             interrupted,
-        )
-
-    def context(self, h: int) -> OrderContext:
-        return OrderContext(self.setup.wave, self.seed, h)
+        )  # fmt: skip
 
     def evaluate(self, window: _Window, orders: Sequence[Int32Array]) -> list[float]:
         """The objective of each order of the window's heads."""
@@ -222,14 +193,9 @@ class _Search:
         return list(self.pool.map(window.value, orders))
 
     def anneal(
-        self,
-        window: _Window,
-        launch: Int32Array,
-        h: int,
-        pool: Sequence[Int32Array],
-        until: int,
+        self, window: _Window, launch: Int32Array, h: int, pool: Sequence[Int32Array], until: int,
         progress: Callable[[int, float], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Search head `h`; `found` is the best order so far."""
         rng = np.random.default_rng([self.seed, h, 0x5EA2C4])
         moves = Moves(self.mask.head(h).row_nnz, self.setup.wave, [order[h] for order in pool])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wavealign.masks.block_mask import Int32Array
+from wavealign.masks.block_mask import Int32Array, Int64Array
 from wavealign.order.schedule import inverse
 
 
@@ -20,25 +20,15 @@ class Moves:
         lenders: other orders, whose neighbourhoods are borrowed.
     """
 
-    def __init__(
-        self,
-        row_nnz: np.ndarray[tuple[int], np.dtype[np.int64]],
-        wave: int,
-        lenders: Sequence[Int32Array],
-    ) -> None:
+    def __init__(self, row_nnz: Int64Array, wave: int, lenders: Sequence[Int32Array]) -> None:
         self._wave = wave
         self._by_nnz = np.argsort(-row_nnz, kind="stable")
         self._rank = inverse(self._by_nnz)
         self._places = [inverse(order) for order in lenders]
         self._kinds = (
-            self.swap,
-            self.swap_similar,
-            self.exchange,
-            self.shift,
-            self.turn,
-            self.borrow,
+            self.swap, self.swap_similar, self.exchange, self.shift, self.turn, self.borrow,
             self.tail,
-        )
+        )  # fmt: skip
 
     def propose(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
         """A neighbour of `order`, by one of the moves."""
@@ -48,11 +38,7 @@ class Moves:
 
     def swap(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
         """Two rows change places, one to a quarter wave's number of times."""
-        new = order.copy()
-        for _ in range(self._some(rng, self._wave // 4)):
-            i, j = rng.integers(len(order), size=2)
-            new[i], new[j] = new[j], new[i]
-        return new
+        return self._swapped(order, rng, self._wave // 4)
 
     def swap_similar(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
         """Rows of similar length change places, up to a quarter wave's number of pairs."""
@@ -100,9 +86,13 @@ class Moves:
 
     def tail(self, order: Int32Array, rng: np.random.Generator) -> Int32Array:
         """A row of the last two waves changes places with another one: balance."""
-        first = max(0, len(order) - 2 * self._wave)
+        return self._swapped(order, rng, 4, max(0, len(order) - 2 * self._wave))
+
+    def _swapped(
+        self, order: Int32Array, rng: np.random.Generator, most: int, first: int = 0
+    ) -> Int32Array:
         new = order.copy()
-        for _ in range(self._some(rng, 4)):
+        for _ in range(self._some(rng, most)):
             i, j = rng.integers(first, len(order), size=2)
             new[i], new[j] = new[j], new[i]
         return new

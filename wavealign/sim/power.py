@@ -86,11 +86,6 @@ class PowerProfile:
         risen: Number = clock_ghz ** (1.0 + self.flop_clock_exponent)
         return self.static_w + steep * risen + even * clock_ghz
 
-    def watts(self, clock_ghz: float, work: Work) -> float:
-        """P(f) of a launch, in W."""
-        steep, even = self.terms(work.cycles, work.flops, work.hbm_bytes, work.l2_bytes)
-        return self.drawn_w(clock_ghz, steep, even)
-
 
 @dataclass(frozen=True)
 class Work:
@@ -194,10 +189,9 @@ def clocks_and_energies(
         start_ghz = np.maximum(start_ghz - step, _LEAST_GHZ)
         if (np.abs(step) <= _PRECISION * start_ghz).all():
             break
-    capped_ms = cycles / start_ghz * 1e-6
-    capped_ms = (
-        capped_ms / power.steady_clock_frac if regime == "steady" else _single_ms(power, capped_ms)
-    )
+    start_ms = cycles / start_ghz * 1e-6
+    steady_ms = start_ms / power.steady_clock_frac
+    capped_ms = steady_ms if regime == "steady" else _single_ms(power, start_ms)
     time_ms = np.where(bound, capped_ms, time_ms)
     drawn_w = np.where(bound, power.cap_w, drawn_w)
     return Timings(time_ms, cycles / time_ms * 1e-6, drawn_w * time_ms * 1e-3, bound)

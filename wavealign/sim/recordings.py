@@ -21,6 +21,7 @@ from wavealign.order.policies import build_schedule
 from wavealign.order.recorded import recorded_schedule
 from wavealign.order.schedule import Schedule
 from wavealign.runs.launch import Launch
+from wavealign.runs.lines import read_lines
 from wavealign.runs.result import Outcome, Result
 from wavealign.tensor_files import open_arrays
 from wavealign.units import parse_heads
@@ -75,7 +76,10 @@ def load_recordings(
     path = Path(runs)
     source = path / "runs.jsonl" if path.is_dir() else path
     folder = Path(masks) if masks is not None else source.parent
-    results = list(_results(source))
+    try:
+        results = list(read_lines(source, Result.from_json))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{source}: can't be read ({problem}).") from problem
     steady = {r.launch: r.outcome.time_ms for r in results if r.launch.regime == "steady"}
     # The same masks and schedules come again and again, and `svd` takes a while.
     load, build = lru_cache(maxsize=None)(_mask), lru_cache(maxsize=None)(build_schedule)
@@ -105,20 +109,6 @@ def load_recordings(
         campaign = f"{launch.device} {source.stem}"
         steady_ms = steady.get(dataclasses.replace(launch, regime="steady"))
         yield Recording(launch, outcome, steady_ms, campaign, mask, schedule)
-
-
-def _results(source: Path) -> Iterator[Result]:
-    try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{source}: can't be read ({problem}).") from problem
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            yield Result.from_json(line)
-        except InputError as problem:
-            raise InputError(f"{source}: line {number}: {problem}") from problem
 
 
 def _mask(folder: Path, name: str, heads: str) -> tuple[BlockMask, list[int]]:

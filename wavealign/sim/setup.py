@@ -9,7 +9,7 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.runs.launch import Launch
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile, KernelProfile, load_device
-from wavealign.sim.power import REGIMES, Regime
+from wavealign.sim.power import REGIMES, Regime, Timing, Work, clock_and_energy
 from wavealign.units import format_heads
 
 Model = Literal["full", "fast"]
@@ -94,16 +94,9 @@ class Setup:
         else:
             capacity, origin = profile.l2_effective_bytes, f"effective capacity of {profile.name}"
         return cls(
-            profile,
-            entry,
-            wave or profile.sms * entry.ctas_per_sm,
-            capacity,
-            origin,
-            head_dim,
-            dtype,
-            cast(Model, model),
-            cast(Regime, regime),
-        )
+            profile, entry, wave or profile.sms * entry.ctas_per_sm, capacity, origin,
+            head_dim, dtype, cast(Model, model), cast(Regime, regime),
+        )  # fmt: skip
 
     @classmethod
     def of(cls, launch: Launch, device: DeviceProfile | None = None) -> Setup:
@@ -208,3 +201,7 @@ class Setup:
     def flops(self, mask: BlockMask, blocks: int) -> float:
         """FLOP of so many blocks: two matrix products, a multiply and an add each."""
         return 4.0 * mask.block_q * mask.block_kv * self.head_dim * blocks
+
+    def timing(self, work: Work) -> Timing:
+        """Clock, time and energy of a launch."""
+        return clock_and_energy(self.device.power, self.device.clock_max_ghz, work, self.regime)

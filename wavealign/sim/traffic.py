@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.order.schedule import Schedule
-from wavealign.sim.power import Work, clock_and_energy
+from wavealign.sim.power import Work
 from wavealign.sim.setup import Setup
 
 FAST_TICKS = 128
@@ -116,16 +116,10 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
     from wavealign.sim._kernels import stream_lru
 
     misses, last_block_misses, end_ticks = stream_lru(
-        schedule.row_order,
-        schedule.indptr,
-        schedule.indices,
-        mask.N,
-        setup.wave,
-        setup.capacity_blocks(mask),
-        FAST_TICKS,
-        FAST_TICKS,
+        schedule.row_order, schedule.indptr, schedule.indices, mask.N, setup.wave,
+        setup.capacity_blocks(mask), FAST_TICKS, FAST_TICKS,
         round(setup.kernel.row_start_blocks * FAST_TICKS),
-    )
+    )  # fmt: skip
     last = int(end_ticks.max())
     return Traffic(
         hbm_read_bytes=block_bytes(mask, setup, int(misses.sum()), int(last_block_misses.sum())),
@@ -141,20 +135,15 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
 
 def _full(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
     """The partition model; HBM's bytes per cycle depend on the clock, which depends on them."""
-    clock_ghz = _clock(setup, _guess(mask, setup))
+    clock_ghz = setup.timing(_guess(mask, setup)).clock_ghz
     for _ in range(_HBM_ROUNDS):
         traffic = _full_at(mask, schedule, setup, clock_ghz)
-        settled = _clock(setup, traffic.work(mask, setup))
+        settled = setup.timing(traffic.work(mask, setup)).clock_ghz
         matters = traffic.hbm_cycles > _HBM_MATTERS * traffic.cycles
         if not matters or abs(settled / clock_ghz - 1.0) < _SETTLED:
             break
         clock_ghz = settled
     return traffic
-
-
-def _clock(setup: Setup, work: Work) -> float:
-    device = setup.device
-    return clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime).clock_ghz
 
 
 def _guess(mask: BlockMask, setup: Setup) -> Work:
@@ -165,47 +154,33 @@ def _guess(mask: BlockMask, setup: Setup) -> Work:
 
 
 def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float) -> Traffic:
-    from wavealign.sim._partition_kernels import (
-        CROSSING_HITS,
-        CROSSINGS,
-        HBM_TICKS,
-        L2_TICKS,
-        OWN_HITS,
-        stream_partitioned,
-    )
+    from wavealign.sim import _partition_kernels as kernels
 
     setup.capacity_blocks(mask)
     device, step_cycles = setup.device, setup.step_cycles(mask)
     half_bytes = setup.kv_bytes(mask.block_kv) / 2
     hbm_bytes_per_cycle = device.hbm_bytes_per_s * device.hbm_usable_frac / (clock_ghz * 1e9)
     half_miss = setup.kernel.miss_exposed_blocks * FULL_TICKS / 2
-    reads, last_block_reads, lookups, _, end_times, stretched = stream_partitioned(
-        schedule.row_order,
-        schedule.indptr,
-        schedule.indices,
-        mask.N,
-        step_times(setup),
-        start_time(setup),
-        np.uint64(_fixed(np.array(half_miss))),
-        setup.partitions,
-        int(setup.l2_capacity_bytes / setup.partitions / half_bytes),
-        FULL_TICKS,
-        (device.l2_bytes_per_clock or math.inf) * step_cycles / half_bytes,
+    reads, last_block_reads, lookups, _, end_times, stretched = kernels.stream_partitioned(
+        schedule.row_order, schedule.indptr, schedule.indices, mask.N,
+        step_times(setup), start_time(setup), np.uint64(_fixed(np.array(half_miss))),
+        setup.partitions, int(setup.l2_capacity_bytes / setup.partitions / half_bytes),
+        FULL_TICKS, (device.l2_bytes_per_clock or math.inf) * step_cycles / half_bytes,
         hbm_bytes_per_cycle * step_cycles / half_bytes,
-    )
-    halves, last_halves = int(reads.sum()), int(last_block_reads.sum())
-    looked_up = 2 * mask.nnz + int(lookups[CROSSINGS])
+    )  # fmt: skip
+    crossings = int(lookups[kernels.CROSSINGS])
+    hits = float(lookups[kernels.OWN_HITS] + lookups[kernels.CROSSING_HITS])
+    looked_up = 2 * mask.nnz + crossings
     cycles_per_tick = step_cycles / FULL_TICKS
     last = float(end_times.max())
+    halves, last_halves = int(reads.sum()), int(last_block_reads.sum())
     return Traffic(
         hbm_read_bytes=block_bytes(mask, setup, halves, last_halves) // 2,
         requested_bytes=requested_bytes(mask, setup),
-        crossing_bytes=round(int(lookups[CROSSINGS]) * half_bytes),
-        sector_hit_frac=(
-            float(lookups[OWN_HITS] + lookups[CROSSING_HITS]) / looked_up if looked_up else None
-        ),
+        crossing_bytes=round(crossings * half_bytes),
+        sector_hit_frac=hits / looked_up if looked_up else None,
         cycles=last * cycles_per_tick,
         idle_frac=1.0 - float(end_times.mean()) / last if last else 0.0,
-        l2_cycles=float(stretched[L2_TICKS]) * cycles_per_tick,
-        hbm_cycles=float(stretched[HBM_TICKS]) * cycles_per_tick,
+        l2_cycles=float(stretched[kernels.L2_TICKS]) * cycles_per_tick,
+        hbm_cycles=float(stretched[kernels.HBM_TICKS]) * cycles_per_tick,
     )
