@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.registry import BACKEND_NAMES, PREFERRED, registered
 from wavealign.gpu.sizes import Sizes
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A backend for a call.
-
-    Attributes:
-        backend: what runs.
-        reason: why not the ones before it; empty for the first choice, or one that was asked for.
-    """
-
-    backend: Backend
-    reason: str
-
-    @property
-    def name(self) -> str:
-        """The backend's."""
-        return self.backend.name
 
 
 def check_name(name: str) -> None:
@@ -41,7 +21,7 @@ def check_name(name: str) -> None:
         raise unknown_name("backend", name, valid)
 
 
-def choose_backend(name: str, sizes: Sizes, device: str) -> Choice:
+def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
     """The backend of this name, or the first that fits.
 
     Args:
@@ -68,7 +48,7 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Choice:
             continue
         refusal = backend.capabilities.refusal(sizes, capability)
         if refusal is None:
-            return Choice(backend, "; ".join(reasons))
+            return backend
         reasons.append(f"'{backend.name}' {refusal}")
         if name != "auto":
             raise InputError(f"backend {reasons[-1]}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Plan, prepare
@@ -12,14 +13,14 @@ from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 
-Mask = torch.Tensor | BlockMask
+Mask = Tensor | BlockMask
 
 
 @overload
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Mask | None = ...,
     *,
     backend: str = ...,
@@ -29,14 +30,14 @@ def attend(
     block: tuple[int, int] | None = ...,
     policy: str = ...,
     device_profile: str | None = ...,
-) -> torch.Tensor: ...
+) -> Tensor: ...
 
 
 @overload
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Mask | None = ...,
     *,
     backend: str = ...,
@@ -46,14 +47,14 @@ def attend(
     block: tuple[int, int] | None = ...,
     policy: str = ...,
     device_profile: str | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...
 
 
 @torch.compiler.disable
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Mask | None = None,
     *,
     backend: str = "auto",
@@ -63,7 +64,7 @@ def attend(
     block: tuple[int, int] | None = None,
     policy: str = "auto",
     device_profile: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over the K/V blocks that the mask keeps, softmax scale 1/√D.
 
     The output is the backend's own: a schedule changes the order of sums, nothing else. Rows

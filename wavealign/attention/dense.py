@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import DTYPE_NAMES
 from wavealign.gpu.backend import Backend
@@ -16,9 +17,7 @@ from wavealign.gpu.sizes import Sizes
 _BLOCK = 128  # rows of a CTA; the mask, if there were one, would have blocks of so many tokens
 
 
-def attend_dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str = "auto"
-) -> torch.Tensor:
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> Tensor:
     """Self-attention over all tokens, softmax scale 1/√D.
 
     On Hopper by FlashAttention-4 where it is installed, else by our own kernel; elsewhere, and for

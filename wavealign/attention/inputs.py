@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.inputs import DTYPES, Inputs
@@ -27,9 +28,9 @@ class Sequences:
         layout: as the caller gave them, and wants the output.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     layout: str
 
     @property
@@ -42,7 +43,7 @@ class Sequences:
         """Query and key/value tokens."""
         return self.q.shape[1], self.k.shape[1]
 
-    def output(self, out: torch.Tensor) -> torch.Tensor:
+    def output(self, out: Tensor) -> Tensor:
         """``[B, tokens_q, H, D]`` in the caller's layout."""
         return out.transpose(1, 2) if self.layout == "bhsd" else out
 
@@ -69,7 +70,7 @@ class Sequences:
         return dataclasses.replace(sizes, batch=B, kv_heads=kv_heads, head_dim=D, dtype=dtype)
 
     @classmethod
-    def check(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sequences:
+    def check(cls, q: Tensor, k: Tensor, v: Tensor, layout: str) -> Sequences:
         """From what a caller gave.
 
         Raises:
@@ -78,8 +79,8 @@ class Sequences:
         if layout not in LAYOUTS:
             raise unknown_name("layout", layout, LAYOUTS)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
-                shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor)
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
+                shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor)
                 raise InputError(
                     f"{name} is {shape}; expected a tensor [{', '.join(layout.upper())}]."
                 )
@@ -109,8 +110,8 @@ class Sequences:
 
 
 def check_mask(
-    mask: torch.Tensor | BlockMask, like: torch.Tensor | None, block: tuple[int, int] | None
-) -> tuple[torch.Tensor, tuple[int, int], int]:
+    mask: Tensor | BlockMask, like: Tensor | None, block: tuple[int, int] | None
+) -> tuple[Tensor, tuple[int, int], int]:
     """A mask as bool ``[B * H, M, N]``, its block size, and B (1 where there is no batch axis).
 
     Args:
@@ -131,7 +132,7 @@ def check_mask(
         for h, head in enumerate(mask.heads()):
             heads[h].copy_(torch.from_numpy(head.to_dense()))
         return heads, own, 1
-    if not isinstance(mask, torch.Tensor):
+    if not isinstance(mask, Tensor):
         raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor or a BlockMask.")
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
@@ -171,6 +172,6 @@ def mask_sizes(
     return Sizes(folded // masks, M, N, *block, tokens_q, tokens_kv, masks, batch=masks)
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _told(tensor: Tensor) -> str:
     B, S, H, D = tensor.shape
     return f"B={B}, S={S}, H={H}, D={D}"

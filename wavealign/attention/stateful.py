@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
@@ -83,8 +84,8 @@ class _State:
     plan: Plan | None = None
     age: int = 0
     made_for: tuple[weakref.ref[object], int] | None = None  # a mask a layer would add up
-    decided_for: torch.Tensor | None = None
-    overlap: torch.Tensor | None = None
+    decided_for: Tensor | None = None
+    overlap: Tensor | None = None
     overlap_event: torch.cuda.Event | None = field(default=None)
 
 
@@ -155,14 +156,8 @@ class Attention:
 
     @torch.compiler.disable
     def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | BlockMask,
-        *,
-        return_lse: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask, *, return_lse: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of one step; see `attend`."""
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
@@ -171,13 +166,13 @@ class Attention:
         out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
-    def _plan(self, sequences: Sequences, mask: torch.Tensor | BlockMask) -> Plan:
+    def _plan(self, sequences: Sequences, mask: Tensor | BlockMask) -> Plan:
         q, k = sequences.q, sequences.k
-        if not isinstance(mask, torch.Tensor | BlockMask):
+        if not isinstance(mask, Tensor | BlockMask):
             raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
         # An inference tensor doesn't count its changes, so it is never known to be the same.
-        known = not isinstance(mask, torch.Tensor) or not mask.is_inference()
-        version = mask._version if isinstance(mask, torch.Tensor) and known else 0
+        known = not isinstance(mask, Tensor) or not mask.is_inference()
+        version = mask._version if isinstance(mask, Tensor) and known else 0
         key = (tuple(mask.shape), q.shape, k.shape, q.dtype, q.device)
         state = self._states.get(key)
         self.statistics.calls += 1
@@ -226,7 +221,7 @@ class Attention:
         self.statistics.changed += changed
         return changed
 
-    def _decide(self, state: _State, heads: torch.Tensor) -> None:
+    def _decide(self, state: _State, heads: Tensor) -> None:
         state.decision = state.prepared.decide(heads, state.planner, calls=self._reuse.calls)
         state.overlap, state.overlap_event, state.age = None, None, 0
         self.statistics.decided += 1
@@ -239,7 +234,7 @@ class Attention:
                 state.decided_for = torch.empty(sample.shape, dtype=torch.bool, device=heads.device)
         state.decided_for.copy_(sample)
 
-    def _look(self, state: _State, heads: torch.Tensor) -> None:
+    def _look(self, state: _State, heads: Tensor) -> None:
         """Ask the device for the overlap with the mask that was decided for."""
         # Every so often: these few small kernels would show beside a short launch.
         if state.age == 0 or state.age & (state.age - 1) or state.decided_for is None:

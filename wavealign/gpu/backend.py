@@ -14,7 +14,7 @@ from wavealign.gpu.capabilities import Capabilities
 from wavealign.gpu.sizes import Sizes
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from wavealign.gpu.inputs import Inputs
     from wavealign.planning.lists import DeviceSchedule
@@ -30,8 +30,8 @@ class BoundKernel:
         buffers: where it writes, if that is fixed; empty where each launch allocates.
     """
 
-    launch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-    buffers: tuple[torch.Tensor, ...] = ()
+    launch: Callable[[], tuple[Tensor, Tensor]]
+    buffers: tuple[Tensor, ...] = ()
 
 
 class Backend(abc.ABC):

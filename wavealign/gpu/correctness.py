@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wavealign.errors import WaveAlignError
 from wavealign.gpu.execution import Execution
@@ -35,9 +36,7 @@ class Verdict:
     lse_error: float
 
 
-def check_launch(
-    launch: Execution, reference: tuple[torch.Tensor, torch.Tensor], label: str
-) -> Verdict:
+def check_launch(launch: Execution, reference: tuple[Tensor, Tensor], label: str) -> Verdict:
     """Run with poisoned outputs and compare.
 
     Args:
@@ -115,7 +114,7 @@ def _poison(launch: Execution) -> None:
         del trap
 
 
-def _relative_error(out: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative_error(out: Tensor, wanted: Tensor) -> float:
     """By sequence and head in turn, so that no second float32 copy of the output is made."""
     squares = norm = 0.0
     for b in range(out.shape[0]):

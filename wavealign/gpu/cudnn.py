@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -41,7 +41,7 @@ class CudnnBlockSparse(Backend):
         counts = lists.counts.expand(len(q), -1, -1).contiguous()
         indices = lists.indices.expand(len(q), -1, -1, -1).contiguous()
 
-        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        def launch() -> tuple[Tensor, Tensor]:
             result = block_sparse_attention_forward(
                 q, k, v, indices,
                 q2k_block_nums=counts,

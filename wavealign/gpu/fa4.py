@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -78,7 +79,7 @@ def _bound(inputs: Inputs, sparse: object) -> BoundKernel:
     out = torch.empty_like(q)
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
 
-    def launch() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch() -> tuple[Tensor, Tensor]:
         with _quiet():
             _flash_attn_fwd(
                 q, k, v, causal=False, pack_gqa=False, block_sparse_tensors=sparse, out=out, lse=lse

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -85,7 +86,7 @@ class FlexAttention(Backend):
 
         first = True
 
-        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        def launch() -> tuple[Tensor, Tensor]:
             nonlocal first
             # Each shape is compiled once. After eight of them torch would go on without compiling:
             # by other kernels, with all scores in memory.

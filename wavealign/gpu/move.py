@@ -7,11 +7,10 @@ what tests hold the kernel against.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def gather_blocks(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def gather_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """Copy query blocks into launch order.
 
     Args:
@@ -35,9 +34,7 @@ def gather_blocks(
     out.copy_(moved.permute(2, 1, 3, 0, 4).reshape(B, M * block, H, D))
 
 
-def scatter_blocks(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def scatter_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """The inverse of `gather_blocks`: ``[B, M * block, H, D]`` to ``[B, tokens, H, D]``."""
     if source.is_cuda:
         from wavealign.gpu._triton_kernels import move_blocks
@@ -52,9 +49,7 @@ def scatter_blocks(
     out.copy_(moved.permute(2, 1, 3, 0, 4).reshape(B, M * block, H, D)[:, : out.shape[1]])
 
 
-def scatter_lse(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def scatter_lse(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """Bring log-sum-exps back: ``[B, H, M * block]`` in launch order to ``[B, H, tokens]``."""
     B, H, _ = source.shape
     M = row_order.shape[1]
@@ -64,5 +59,5 @@ def scatter_lse(
     out.copy_(moved.view(B, H, M * block)[:, :, : out.shape[2]])
 
 
-def _heads(row_order: torch.Tensor) -> torch.Tensor:
+def _heads(row_order: Tensor) -> Tensor:
     return torch.arange(row_order.shape[0], device=row_order.device)[:, None]

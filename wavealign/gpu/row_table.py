@@ -9,6 +9,7 @@ import math
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -47,7 +48,7 @@ class TritonRows(Backend):
         """See `Backend.bind`."""
         return _bound(sizes, lists, inputs)
 
-    def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> torch.Tensor:
+    def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> Tensor:
         """Run once and say when and where each CTA ran.
 
         Returns:
@@ -66,7 +67,7 @@ def is_hopper() -> bool:
 
 
 def _bound(
-    sizes: Sizes, lists: DeviceSchedule, inputs: Inputs, record: torch.Tensor | None = None
+    sizes: Sizes, lists: DeviceSchedule, inputs: Inputs, record: Tensor | None = None
 ) -> BoundKernel:
     q, k, v = inputs.q, inputs.k, inputs.v
     arrays = (lists.table, lists.counts, lists.starts, lists.indices)
@@ -75,7 +76,7 @@ def _bound(
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
     scale_log2 = math.log2(math.e) / math.sqrt(D)
 
-    def launch_hopper() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch_hopper() -> tuple[Tensor, Tensor]:
         from wavealign.gpu._hopper_kernels import attend_rows_hopper
 
         attend_rows_hopper(
@@ -83,7 +84,7 @@ def _bound(
         )
         return out, lse
 
-    def launch_plain() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch_plain() -> tuple[Tensor, Tensor]:
         from wavealign.gpu._triton_kernels import attend_rows
 
         # What shared memory allows: 164 KiB on an A100, 100 KiB on other Ampere and Ada cards.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.planning.layout import ListLayout
 
@@ -26,18 +27,13 @@ class Walk:
             around; less than its length.
     """
 
-    kv_orders: torch.Tensor
-    backwards: torch.Tensor
-    skips: torch.Tensor
+    kv_orders: Tensor
+    backwards: Tensor
+    skips: Tensor
 
 
 def write_lists(
-    mask: torch.Tensor,
-    counts: torch.Tensor,
-    walk: Walk,
-    slots: torch.Tensor,
-    layout: ListLayout,
-    out: torch.Tensor,
+    mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor
 ) -> None:
     """Write each row's K/V blocks in visiting order.
 
@@ -64,12 +60,7 @@ def write_lists(
 
 
 def _write(
-    mask: torch.Tensor,
-    counts: torch.Tensor,
-    walk: Walk,
-    slots: torch.Tensor,
-    layout: ListLayout,
-    out: torch.Tensor,
+    mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor
 ) -> None:
     H, M, N = mask.shape
     width = out.shape[-1]
@@ -97,9 +88,7 @@ def _write(
         out.copy_(rows)
 
 
-def write_places(
-    mask: torch.Tensor, counts: torch.Tensor, kv_orders: torch.Tensor, out: torch.Tensor
-) -> None:
+def write_places(mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor) -> None:
     """Write each row's places in the head's K/V order, ascending: int32 ``[H, M, width]``."""
     H, M, N = mask.shape
     if out.is_cuda:
