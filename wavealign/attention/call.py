@@ -18,36 +18,18 @@ Mask = Tensor | BlockMask
 
 @overload
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = ...,
-    *,
-    backend: str = ...,
-    plan: Plan | None = ...,
-    return_lse: Literal[False] = ...,
-    layout: str = ...,
-    block: tuple[int, int] | None = ...,
-    policy: str = ...,
-    device_profile: str | None = ...,
-) -> Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = ..., *, backend: str = ...,
+    plan: Plan | None = ..., return_lse: Literal[False] = ..., layout: str = ...,
+    block: tuple[int, int] | None = ..., policy: str = ..., device_profile: str | None = ...,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = ...,
-    *,
-    backend: str = ...,
-    plan: Plan | None = ...,
-    return_lse: Literal[True],
-    layout: str = ...,
-    block: tuple[int, int] | None = ...,
-    policy: str = ...,
-    device_profile: str | None = ...,
-) -> tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = ..., *, backend: str = ...,
+    plan: Plan | None = ..., return_lse: Literal[True], layout: str = ...,
+    block: tuple[int, int] | None = ..., policy: str = ..., device_profile: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 @torch.compiler.disable

@@ -19,24 +19,14 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float32: 
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class Sequences(Inputs):
     """Q, K and V of a call.
 
     Attributes:
-        q: ``[B, tokens_q, H, D]``, D contiguous.
-        k, v: ``[B, tokens_kv, H_kv, D]``.
         layout: as the caller gave them, and wants the output.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
     layout: str
-
-    @property
-    def inputs(self) -> Inputs:
-        """As backends take them."""
-        return Inputs(self.q, self.k, self.v)
 
     @property
     def tokens(self) -> tuple[int, int]:

@@ -91,7 +91,7 @@ class Plan:
             Output ``[B, tokens_q, H, D]`` and log-sum-exp (natural logarithm) float32
             ``[B, H, tokens_q]``.
         """
-        return Execution(self.backend, self.sizes, self.schedule, sequences.inputs).attend()
+        return Execution(self.backend, self.sizes, self.schedule, sequences).attend()
 
 
 class Buffers:
@@ -243,9 +243,8 @@ def prepare(
     else:
         sizes = dataclasses.replace(sizes, head_dim=head_dim)
     backend = choose_backend(terms.backend, sizes, device.type)
-    guard = None
-    if terms.policy == "auto":
-        guard = terms.guard(backend, sizes, regime, close_frac)
+    decides = terms.policy == "auto"
+    guard = terms.guard(backend, sizes, regime, close_frac) if decides else None
     return Prepared(terms, sizes, device, backend, guard)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,18 +24,16 @@ from wavealign.planning.lists import DeviceSchedule
 class FlashAttention4(Backend):
     """``flash_attn.cute``."""
 
-    name: ClassVar[str] = "fa4"
-    title: ClassVar[str] = "FlashAttention-4, block-sparse forward"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("flash_attn.cute", "fa4"),)
-    distribution: ClassVar[str] = "flash-attn-4"
+    name = "fa4"
+    title = "FlashAttention-4, block-sparse forward"
+    needs = (("flash_attn.cute", "fa4"),)
+    distribution = "flash-attn-4"
     # Blackwell is left out: there the kernel forces query blocks of 256 tokens.
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    capabilities = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((9, 0), (9, 0)),
+        dtypes=("bf16", "fp16"), head_dims=(64, 128), compute_capability=((9, 0), (9, 0)),
         layout=ListLayout("gathered", "backwards", ragged_kv_first=True),
-    )
+    )  # fmt: skip
 
     def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,11 +24,11 @@ Rows = Iterable[tuple[int, Tensor]]  # a head's query blocks, each with its K/V 
 class Reference(Backend):
     """Row after row in launch order over its list: slow, on any device, for tests and doubts."""
 
-    name: ClassVar[str] = "reference"
-    title: ClassVar[str] = "row after row in float32, on any device"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("torch", "gpu"),)
-    distribution: ClassVar[str] = "torch"
-    capabilities: ClassVar[Capabilities] = Capabilities(None, None, None, None)
+    name = "reference"
+    title = "row after row in float32, on any device"
+    needs = (("torch", "gpu"),)
+    distribution = "torch"
+    capabilities = Capabilities(None, None, None, None)
 
     def takes_strides(self) -> bool:
         """See `Backend.takes_strides`."""

@@ -6,7 +6,6 @@ On Hopper a Gluon kernel runs (TMA, warp specialisation), elsewhere a plain Trit
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,16 +20,14 @@ from wavealign.planning.lists import DeviceSchedule
 class TritonRows(Backend):
     """A CTA looks its query block up in a table, and can say when and where it ran."""
 
-    name: ClassVar[str] = "triton"
-    title: ClassVar[str] = "WaveAlign's Triton kernels, row order as a table"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("triton", "gpu"),)
-    distribution: ClassVar[str] = "triton"
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    name = "triton"
+    title = "WaveAlign's Triton kernels, row order as a table"
+    needs = (("triton", "gpu"),)
+    distribution = "triton"
+    capabilities = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((8, 0), (9, 0)),
-    )
+        dtypes=("bf16", "fp16"), head_dims=(64, 128), compute_capability=((8, 0), (9, 0)),
+    )  # fmt: skip
 
     def rows_per_sm(self, sizes: Sizes) -> int:
         """See `Backend.rows_per_sm`: on Hopper two CTAs of 64 rows share an SM."""

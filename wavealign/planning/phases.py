@@ -37,12 +37,6 @@ def entry_skips(
         from wavealign.planning._phase_kernels import launch_phases
 
         return launch_phases(order, counts, places, phased, wave, columns, BLOCK_TICKS, START_TICKS)
-    return _on_cpu(order, counts, places, phased, wave, columns)
-
-
-def _on_cpu(
-    order: Tensor, counts: Tensor, places: Tensor, phased: Tensor, wave: int, columns: int
-) -> Tensor:
     from wavealign.order._kernels import phase_rows
 
     H, M = order.shape

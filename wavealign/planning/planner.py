@@ -114,14 +114,9 @@ class Planner:
             skips = torch.zeros_like(counts)
         walk = Walk(kv_orders, backwards, skips)
         write_lists(kept, counts, walk, slots, self.layout, self._indices)
+        names = tuple(recipe.name for recipe in recipes)
         return DeviceSchedule(
-            self._table,
-            self._counts,
-            self._starts,
-            self._indices,
-            N,
-            self.layout,
-            tuple(recipe.name for recipe in recipes),
+            self._table, self._counts, self._starts, self._indices, N, self.layout, names
         )
 
     def kv_orders(self, policies: str | Sequence[str]) -> Tensor:
