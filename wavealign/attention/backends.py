@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from wavealign.errors import InputError, MissingCapabilityError, unknown_name
+from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.gpu.backend import Backend
-from wavealign.gpu.registry import BACKEND_NAMES, PREFERRED, registered
+from wavealign.gpu.registry import PREFERRED, registered
 from wavealign.gpu.sizes import Sizes
-
-
-def check_name(name: str) -> None:
-    """Raise unless this is ``"auto"`` or a backend's name.
-
-    Raises:
-        InputError: with the nearest one.
-    """
-    valid = ("auto", *BACKEND_NAMES)
-    if name not in valid:
-        raise unknown_name("backend", name, valid)
 
 
 def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
@@ -33,7 +22,6 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
         InputError: an unknown name, or sizes that the backend would compute wrongly.
         MissingCapabilityError: no GPU, or nothing installed that fits, with every reason.
     """
-    check_name(name)
     candidates = [registered(known) for known in (PREFERRED if name == "auto" else (name,))]
     if device != "cuda" and not all(b.capabilities.anywhere for b in candidates):
         raise MissingCapabilityError(
@@ -45,13 +33,12 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
     for backend in candidates:
         if missing := backend.missing():
             reasons.append(f"'{backend.name}': {missing}")
-            continue
-        refusal = backend.capabilities.refusal(sizes, capability)
-        if refusal is None:
+        elif refusal := backend.capabilities.refusal(sizes, capability):
+            if name != "auto":
+                raise InputError(f"backend '{name}' {refusal}.")
+            reasons.append(f"'{backend.name}' {refusal}")
+        else:
             return backend
-        reasons.append(f"'{backend.name}' {refusal}")
-        if name != "auto":
-            raise InputError(f"backend {reasons[-1]}.")
     raise MissingCapabilityError(f"no backend for this call: {'; '.join(reasons)}.")
 
 

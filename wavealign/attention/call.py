@@ -85,9 +85,9 @@ def attend(
     if plan is None:
         if mask is None:
             raise InputError("attend needs a mask or a plan.")
-        heads, size, masks = check_mask(mask, q, block)
+        heads, sizes = check_mask(mask, block, sequences.tokens, q.device)
         terms = Terms(policy, device_profile, backend)
-        prepared = prepare(terms, heads.shape, masks, size, q.device, sequences=sequences)
+        prepared = prepare(terms, sequences.fitted(sizes), q.device)
         plan = prepared.plan(heads, prepared.planner(), calls=1)
     else:
         plan = plan.fitted(sequences, backend)

@@ -100,38 +100,39 @@ class Sequences(Inputs):
 
 
 def check_mask(
-    mask: Tensor | BlockMask, like: Tensor | None, block: tuple[int, int] | None
-) -> tuple[Tensor, tuple[int, int], int]:
-    """A mask as bool ``[B * H, M, N]``, its block size, and B (1 where there is no batch axis).
+    mask: Tensor | BlockMask,
+    block: tuple[int, int] | None,
+    tokens: tuple[int, int] | None,
+    device: torch.device | None,
+) -> tuple[Tensor, Sizes]:
+    """A mask as bool ``[masks * H, M, N]``, and the sizes of launches under it.
 
     Args:
-        mask: bool ``[H, M, N]`` or ``[B, H, M, N]`` on the device of `like`, or a `BlockMask`,
-            which is copied there.
-        like: any tensor of the call; None where there is none.
+        mask: bool ``[H, M, N]`` or ``[B, H, M, N]``, or a `BlockMask`, which is copied to `device`.
         block: tokens of a query and of a K/V block; by default 128x128, or the mask's own.
+        tokens: query and key/value tokens; by default the mask's own, or every block is full.
+        device: of q, which a tensor must be on, too; None where there is none.
 
     Raises:
-        InputError: another device, dtype, rank or block size.
+        InputError: another device, dtype, rank, block size or number of blocks.
     """
     if isinstance(mask, BlockMask):
         own = (mask.block_q, mask.block_kv)
         if block is not None and tuple(block) != own:
             raise InputError(f"block={block}, the mask has blocks of {own[0]}x{own[1]} tokens.")
-        device = like.device if like is not None else torch.device("cpu")
-        heads = torch.empty(mask.shape, dtype=torch.bool, device=device)
+        heads = torch.empty(mask.shape, dtype=torch.bool, device=device or "cpu")
         for h, head in enumerate(mask.heads()):
             heads[h].copy_(torch.from_numpy(head.to_dense()))
-        return heads, own, 1
+        tokens = tokens or (mask.tokens_q, mask.tokens_kv)
+        return heads, mask_sizes(mask.shape, 1, own, tokens)
     if not isinstance(mask, Tensor):
         raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor or a BlockMask.")
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
-    if like is not None and mask.device != like.device:
-        raise InputError(
-            f"the mask is on {mask.device}, q on {like.device}; expected the same device."
-        )
-    batch = mask.shape[0] if mask.ndim == 4 else 1
-    return dense_mask(mask), block if block is not None else (128, 128), batch
+    if device is not None and mask.device != device:
+        raise InputError(f"the mask is on {mask.device}, q on {device}; expected the same device.")
+    heads, masks = dense_mask(mask), mask.shape[0] if mask.ndim == 4 else 1
+    return heads, mask_sizes(heads.shape, masks, block or (128, 128), tokens)
 
 
 def mask_sizes(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wavealign.attention.backends import choose_backend
-from wavealign.attention.inputs import Sequences, check_mask, mask_sizes
+from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -198,50 +198,35 @@ class Prepared:
         self, heads: Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
     ) -> Plan:
         """Decide if there is a guard (see `decide`), and plan."""
-        if self.guard is None:
-            return self.planned(planner(heads, self.terms.policy), None)
-        decision = self.decide(heads, planner, uses=uses, calls=calls)
-        return self.planned(planner(heads, decision.policies), decision)
+        decides = self.guard is not None
+        decision = self.decide(heads, planner, uses=uses, calls=calls) if decides else None
+        return self.decided(heads, planner, decision)
 
-    def planned(self, schedule: DeviceSchedule, decision: Decision | None) -> Plan:
-        """A plan of what has been made already."""
-        return Plan(schedule, self.sizes, self.backend, decision)
+    def decided(self, heads: Tensor, planner: Planner, decision: Decision | None) -> Plan:
+        """Plan by a decision, or by the policy that was asked for."""
+        policies = self.terms.policy if decision is None else decision.policies
+        return Plan(planner(heads, policies), self.sizes, self.backend, decision)
 
 
 def prepare(
     terms: Terms,
-    shape: tuple[int, ...],
-    masks: int,
-    block: tuple[int, int],
+    sizes: Sizes,
     device: torch.device,
-    *,
-    sequences: Sequences | None = None,
-    tokens: tuple[int, int] | None = None,
-    head_dim: int = 128,
     regime: str = "single",
     close_frac: float | None = None,
 ) -> Prepared:
-    """Check sizes, choose the backend, and ask for a guard where one decides.
+    """Choose the backend, and ask for a guard where one decides.
 
     Args:
         terms: what is asked for.
-        shape: ``[masks * H, M, N]``.
-        masks: beside each other: 1 where all sequences share one.
-        block: tokens of a query and of a K/V block.
+        sizes: of the launches.
         device: of masks and data.
-        sequences: of the call; None while planning ahead, then bf16 heads are assumed.
-        tokens, head_dim: where there are no sequences; by default every block is full.
         regime, close_frac: the guard's.
 
     Raises:
-        InputError: what doesn't fit together, or no profile for this GPU.
+        InputError: sizes that the backend doesn't take, or no profile for this GPU.
         MissingCapabilityError: no backend can run here, with the reasons.
     """
-    sizes = mask_sizes(shape, masks, block, sequences.tokens if sequences else tokens)
-    if sequences is not None:
-        sizes = sequences.fitted(sizes)
-    else:
-        sizes = dataclasses.replace(sizes, head_dim=head_dim)
     backend = choose_backend(terms.backend, sizes, device.type)
     decides = terms.policy == "auto"
     guard = terms.guard(backend, sizes, regime, close_frac) if decides else None
@@ -291,14 +276,11 @@ def plan(
         [[3, 2, 1, 0]]
     """
     terms = Terms(policy, device_profile, backend, objective, seed)
-    like = None
-    if isinstance(mask, BlockMask):
-        tokens = tokens or (mask.tokens_q, mask.tokens_kv)
+    device = None
+    if isinstance(mask, BlockMask) and torch.cuda.is_available():
         anywhere = backend != "auto" and registered(backend).capabilities.anywhere
-        if torch.cuda.is_available() and not anywhere:
-            like = torch.empty(0, device="cuda")
-    heads, size, masks = check_mask(mask, like, block)
-    prepared = prepare(
-        terms, heads.shape, masks, size, heads.device, tokens=tokens, head_dim=head_dim
-    )
+        device = None if anywhere else torch.device("cuda")
+    heads, sizes = check_mask(mask, block, tokens, device)
+    # Nobody knows the sequences yet: they are assumed to be bf16.
+    prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
     return prepared.plan(heads, prepared.planner(), uses=uses)

@@ -163,6 +163,7 @@ class Attention:
         started = time.perf_counter()
         plan = self._plan(sequences, mask)
         self.statistics.host_seconds += time.perf_counter() - started
+        self.statistics.skipped += all(policy == "original" for policy in plan.policies)
         out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
@@ -181,32 +182,23 @@ class Attention:
             held = self._buffers.hold(state.planner, state)
             if held and made_for() is mask and made_version == version:
                 self.statistics.reused += 1
-                self._count_skipped(state.plan)
                 return state.plan
-        heads, size, masks = check_mask(mask, q, self._block)
+        heads, sizes = check_mask(mask, self._block, sequences.tokens, q.device)
         if state is None:
-            prepared = prepare(
-                self._terms, heads.shape, masks, size, q.device,
-                sequences=sequences, regime=self._regime,
-            )  # fmt: skip
+            prepared = prepare(self._terms, sequences.fitted(sizes), q.device, self._regime)
             state = _State(prepared, prepared.planner(self._buffers))
             if len(self._states) >= _MOST_SHAPES:
                 self._states.pop(next(iter(self._states)))
             self._states[key] = state
-        policies: str | tuple[str, ...] = self._terms.policy
         if state.prepared.guard is not None:
             if self._must_decide(state):
                 self._decide(state, heads)
-            assert state.decision is not None
-            policies = state.decision.policies
             self._look(state, heads)
             state.age += 1
-        schedule = state.planner(heads, policies)
+        state.plan = state.prepared.decided(heads, state.planner, state.decision)
         self._buffers.take(state.planner, state)
-        state.plan = state.prepared.planned(schedule, state.decision)
         state.made_for = (weakref.ref(mask), version) if known else None
         self.statistics.planned += 1
-        self._count_skipped(state.plan)
         return state.plan
 
     def _must_decide(self, state: _State) -> bool:
@@ -251,6 +243,3 @@ class Attention:
         state.overlap.copy_(overlap, non_blocking=True)
         state.overlap_event = torch.cuda.Event()
         state.overlap_event.record()
-
-    def _count_skipped(self, plan: Plan) -> None:
-        self.statistics.skipped += all(policy == "original" for policy in plan.policies)

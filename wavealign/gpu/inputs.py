@@ -51,12 +51,5 @@ class Inputs:
 
     def arranged(self, strided: bool) -> Inputs:
         """Contiguous, or with D contiguous where other strides are welcome; copies if it must."""
-        fits = (
-            t.stride(-1) == 1 if strided else t.is_contiguous() for t in (self.q, self.k, self.v)
-        )
-        return Inputs(
-            *(
-                t if fit else t.contiguous()
-                for t, fit in zip((self.q, self.k, self.v), fits, strict=True)
-            )
-        )
+        tensors = (self.q, self.k, self.v)
+        return Inputs(*(t if strided and t.stride(-1) == 1 else t.contiguous() for t in tensors))
