@@ -34,7 +34,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from wavealign.gpu.importance.attend import SCRATCH_BYTES, attend_with_importanc
 from wavealign.gpu.importance.call import check_call
 from wavealign.gpu.importance.launch import Search, Tiles
 from wavealign.methods.select import top_p
-from wavealign.planning import ListLayout, Planner
+from wavealign.planning import Planner
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.orders import token_order
 
@@ -267,27 +267,23 @@ def plain(bench: Bench) -> None:
 def fa4_launches(bench: Bench, mask: torch.Tensor) -> dict[str, Callable[[], object]]:
     """FlashAttention-4's kernel alone, its rows gathered beforehand."""
     from wavealign.attention.backends import choose_backend
-    from wavealign.attention.inputs import geometry
-    from wavealign.gpu.fa4 import FlashAttention4
+    from wavealign.attention.inputs import mask_sizes
+    from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.move import gather_blocks
 
     s = bench.setting
-    block, tokens = (s.block, s.block), (s.grid.tokens, s.grid.tokens)
-    sizes = geometry(mask, 1, block, tokens)
-    layout: ListLayout = choose_backend("fa4", sizes, None, s.device).layout(sizes)
-    problem = sizes.problem(1, s.heads, s.head_dim, "bf16")
-    kernel = FlashAttention4()
-    dense = kernel.bind_dense(problem, Inputs(bench.q, bench.k, bench.v))
+    sizes = mask_sizes(mask.shape, 1, (s.block, s.block), (s.grid.tokens, s.grid.tokens))
+    sizes = replace(sizes, head_dim=s.head_dim)
+    kernel = choose_backend("fa4", sizes, s.device)
+    inputs = Inputs(bench.q, bench.k, bench.v)
+    dense = kernel.bind_dense(sizes, inputs)
     launches: dict[str, Callable[[], object]] = {"fa4: plain, dense": dense.launch}
     for policy in POLICIES:
+        layout = kernel.capabilities.layout_for(sizes)
         planner = Planner(tuple(mask.shape), mask.device, wave=s.wave, layout=layout)
-        made = planner(mask, policy)
-        moved = bench.q.new_zeros(1, sizes.M * s.block, s.heads, s.head_dim)
-        gather_blocks(bench.q, made.table, s.block, moved)
-        inputs = Inputs(moved, bench.k, bench.v)
-        bound = kernel.bind_arrays(block, inputs, made.counts, made.indices)
-        launches[f"fa4: plain, {policy}"] = bound.launch
+        launches[f"fa4: plain, {policy}"] = Execution(
+            kernel, sizes, planner(mask, policy), inputs
+        ).run
     return launches
 
 

@@ -81,15 +81,17 @@ def dense_kernels(bench: Bench) -> dict[str, Attend]:
     found: dict[str, Attend] = {"torch": sdpa}
     if bench.small:
         return found
-    from wavealign.attention.inputs import Geometry
     from wavealign.gpu.fa4 import FlashAttention4
     from wavealign.gpu.inputs import Inputs
     from wavealign.gpu.row_table import TritonRows
+    from wavealign.gpu.sizes import Sizes
 
     blocks = -(-bench.grid.tokens // bench.block)
     tokens = bench.grid.tokens
-    sizes = Geometry(bench.heads, blocks, blocks, bench.block, bench.block, tokens, tokens, 1)
-    problem = sizes.problem(1, bench.heads, bench.head_dim, "bf16")
+    sizes = Sizes(
+        bench.heads, blocks, blocks, bench.block, bench.block, tokens, tokens,
+        head_dim=bench.head_dim,
+    )  # fmt: skip
     found["torch, cuDNN"] = cudnn
     for backend in (TritonRows(), FlashAttention4()):
         if backend.missing():
@@ -98,7 +100,7 @@ def dense_kernels(bench: Bench) -> dict[str, Attend]:
         def own(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any = backend
         ) -> torch.Tensor:
-            out: torch.Tensor = backend.bind_dense(problem, Inputs(q, k, v)).launch()[0]
+            out: torch.Tensor = backend.bind_dense(sizes, Inputs(q, k, v)).launch()[0]
             return out
 
         found[backend.name] = own

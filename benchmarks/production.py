@@ -32,9 +32,9 @@ from production_bench import Bench
 from production_wan import wan
 
 import wavealign
-from wavealign.attention.backends import choose_backend
-from wavealign.attention.inputs import geometry
-from wavealign.attention.plans import Terms, decide, make_planner
+from wavealign.attention.inputs import mask_sizes
+from wavealign.attention.plans import prepare
+from wavealign.attention.terms import Terms
 from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.guard.on_device import device_lengths
 from wavealign.masks import BlockMask, load_mask
@@ -77,16 +77,14 @@ def planning(bench: Bench) -> dict[str, Any]:
 
 
 def times_of_planning(bench: Bench, heads: torch.Tensor) -> dict[str, Any]:
-    sizes = geometry(heads, 1, (128, 128), None)
-    choice = choose_backend(bench.backend, sizes, None, bench.device)
-    terms = Terms("auto", bench.profile, bench.backend)
-    planner = make_planner(heads, sizes, choice, terms)
+    sizes = mask_sizes(heads.shape, 1, (128, 128), None)
+    prepared = prepare(Terms("auto", bench.profile, bench.backend), sizes, heads.device)
+    planner = prepared.planner()
     found: dict[str, Any] = {}
     for policy in POLICIES:
         found[policy] = {"plan_ms": bench.ms(lambda p=policy: planner(heads, p))}
         found[policy]["graph_ms"] = graph_ms(bench, planner, heads, policy) if bench.cuda else None
-    guard = terms.guard(sizes, choice, 128, "single")
-    found["statistics_ms"] = bench.ms(lambda: decide(heads, sizes, planner, guard, 0))
+    found["statistics_ms"] = bench.ms(lambda: prepared.decide(heads, planner))
     lengths = bench.ms(lambda: device_lengths(heads, planner.wave))
     found["lengths_ms"] = lengths
     return found
@@ -159,20 +157,18 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
     heads, qkv = bench.dense(mask), bench.sequences(mask)
     names = list(POLICIES)
     plans = {policy: bench.plan(heads, mask, policy) for policy in names}
-    sizes, choice = plans["original"].sizes, plans["original"].choice
     terms = Terms("auto", bench.profile, bench.backend)
-    planner = make_planner(heads, sizes, choice, terms)
-    decider = terms.guard(sizes, choice, 128, "single")
+    prepared = prepare(terms, plans["original"].sizes, heads.device)
+    planner = prepared.planner()
     # As `Attention` asks it.
     calls = wavealign.Reuse().calls
-    decision = decide(heads, sizes, planner, decider, 0, calls=calls)
+    decision = prepared.decide(heads, planner, calls=calls)
     served = max(calls, decision.least_calls)
-    schedule = planner(heads, decision.policies)
-    chosen = plans["guard"] = wavealign.Plan(schedule, sizes, choice, decision)
+    chosen = plans["guard"] = prepared.decided(heads, planner, decision)
     launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
     kernels = paired_ms(launches, bench.repeats, bench.cuda)
-    decide_ms = bench.ms(lambda: decide(heads, sizes, planner, decider, 0, calls=calls))
-    planner = make_planner(heads, sizes, choice, terms)
+    decide_ms = bench.ms(lambda: prepared.decide(heads, planner, calls=calls))
+    planner = prepared.planner()
     plan_ms = {p: bench.ms(lambda p=p: planner(heads, p)) for p in names}
     plan_ms["guard"] = bench.ms(lambda: planner(heads, chosen.policies))
     # Lists in natural order have to be made whatever happens.
@@ -193,7 +189,7 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
         "slower_deciding_frac": (total["guard"] + decide_ms / served) / total["original"] - 1,
         "best": best,
         "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
-        "backend": chosen.choice.name,
+        "backend": chosen.backend.name,
     }
 
 

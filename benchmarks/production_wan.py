@@ -10,7 +10,7 @@ from production_bench import Bench
 
 import wavealign
 from wavealign.attention.backends import choose_backend, rows_in_flight
-from wavealign.attention.inputs import Sequences, geometry
+from wavealign.attention.inputs import Sequences, mask_sizes
 from wavealign.masks import load_mask
 
 
@@ -122,9 +122,10 @@ def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, An
     q, k, v = (
         torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype) for _ in range(3)
     )
-    sizes = geometry(kept, 1, (128, 128), (tokens, tokens))
-    choice = choose_backend(bench.backend, sizes, Sequences.check(q, k, v, "bshd"), bench.device)
-    found: dict[str, Any] = {"backend": choice.name, "wave": rows_in_flight(choice, sizes)}
+    sizes = mask_sizes(kept.shape, 1, (128, 128), (tokens, tokens))
+    sizes = Sequences.check(q, k, v, "bshd").fitted(sizes)
+    backend = choose_backend(bench.backend, sizes, bench.device)
+    found: dict[str, Any] = {"backend": backend.name, "wave": rows_in_flight(backend, sizes)}
     terms = {"backend": bench.backend, "layout": "bshd"}
     for policy in ("original", "auto"):
         site = wavealign.Attention(bench.profile, policy=policy, **terms)
