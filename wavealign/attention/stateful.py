@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class _State:
     made_for: tuple[weakref.ref[object], int] | None = None  # a mask a layer would add up
     decided_for: Tensor | None = None
     overlap: Tensor | None = None
-    overlap_event: torch.cuda.Event | None = field(default=None)
+    overlap_event: torch.cuda.Event | None = None
 
 
 class Attention:

@@ -177,21 +177,10 @@ class RowStatistics:
 
 
 def attend_rows_hopper(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    table: Tensor,
-    counts: Tensor,
-    starts: Tensor,
-    indices: Tensor,
-    record: Tensor | None,
-    scale_log2: float,
-    block_q: int,
-    block_kv: int,
-    statistics: RowStatistics = RowStatistics(),
-):
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor, counts: Tensor,
+    starts: Tensor, indices: Tensor, record: Tensor | None, scale_log2: float, block_q: int,
+    block_kv: int, statistics: RowStatistics = RowStatistics(),
+):  # fmt: skip
     """Launch the kernel.
 
     Args:

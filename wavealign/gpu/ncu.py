@@ -81,16 +81,13 @@ def available_metrics(ncu: str, names: Iterable[str]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _listed_metrics(ncu: str) -> frozenset[str]:
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             [ncu, "--query-metrics"],
-            capture_output=True, text=True, errors="replace", timeout=_QUERY_S, check=False,
+            capture_output=True, text=True, errors="replace", timeout=_QUERY_S, check=True,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return frozenset()
-    if done.returncode != 0:
-        return frozenset()
-    return frozenset(re.findall(r"^([a-z]\w*__\w+)", done.stdout, re.MULTILINE))
+        return frozenset(re.findall(r"^([a-z]\w*__\w+)", done.stdout, re.MULTILINE))
+    return frozenset()
 
 
 def _chosen_metrics(ncu: str) -> list[str]:
