@@ -34,7 +34,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,22 +266,24 @@ def plain(bench: Bench) -> None:
 
 def fa4_launches(bench: Bench, mask: torch.Tensor) -> dict[str, Callable[[], object]]:
     """FlashAttention-4's kernel alone, its rows gathered beforehand."""
+    from wavealign.attention.backends import choose_backend
+    from wavealign.attention.inputs import mask_sizes
     from wavealign.gpu.execution import Execution
     from wavealign.gpu.inputs import Inputs
-    from wavealign.gpu.registry import find_backend
-    from wavealign.gpu.sizes import Sizes
 
     s = bench.setting
-    tokens = s.grid.tokens
-    sizes = Sizes(*mask.shape, s.block, s.block, tokens, tokens, head_dim=s.head_dim)
-    kernel, inputs = find_backend("fa4"), Inputs(bench.q, bench.k, bench.v)
-    layout = kernel.capabilities.layout_for(sizes)
+    sizes = mask_sizes(mask.shape, 1, (s.block, s.block), (s.grid.tokens, s.grid.tokens))
+    sizes = replace(sizes, head_dim=s.head_dim)
+    kernel = choose_backend("fa4", sizes, s.device)
+    inputs = Inputs(bench.q, bench.k, bench.v)
     dense = kernel.bind_dense(sizes, inputs)
     launches: dict[str, Callable[[], object]] = {"fa4: plain, dense": dense.launch}
     for policy in POLICIES:
+        layout = kernel.capabilities.layout_for(sizes)
         planner = Planner(tuple(mask.shape), mask.device, wave=s.wave, layout=layout)
-        bound = Execution(kernel, sizes, planner(mask, policy), inputs)
-        launches[f"fa4: plain, {policy}"] = bound.run
+        launches[f"fa4: plain, {policy}"] = Execution(
+            kernel, sizes, planner(mask, policy), inputs
+        ).run
     return launches
 
 

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 import traceback
@@ -33,7 +32,8 @@ from production_bench import Bench
 from production_wan import wan
 
 import wavealign
-from wavealign.attention.plans import Prepared, prepare
+from wavealign.attention.inputs import mask_sizes
+from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.guard.on_device import device_lengths
@@ -76,13 +76,9 @@ def planning(bench: Bench) -> dict[str, Any]:
     return result
 
 
-def prepared_for(bench: Bench, heads: torch.Tensor, block: tuple[int, int]) -> Prepared:
-    terms = Terms("auto", bench.profile, bench.backend)
-    return prepare(terms, heads.shape, 1, block, heads.device)
-
-
 def times_of_planning(bench: Bench, heads: torch.Tensor) -> dict[str, Any]:
-    prepared = prepared_for(bench, heads, (128, 128))
+    sizes = mask_sizes(heads.shape, 1, (128, 128), None)
+    prepared = prepare(Terms("auto", bench.profile, bench.backend), sizes, heads.device)
     planner = prepared.planner()
     found: dict[str, Any] = {}
     for policy in POLICIES:
@@ -161,16 +157,14 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
     heads, qkv = bench.dense(mask), bench.sequences(mask)
     names = list(POLICIES)
     plans = {policy: bench.plan(heads, mask, policy) for policy in names}
-    prepared = prepared_for(bench, heads, (mask.block_q, mask.block_kv))
+    terms = Terms("auto", bench.profile, bench.backend)
+    prepared = prepare(terms, plans["original"].sizes, heads.device)
     planner = prepared.planner()
     # As `Attention` asks it.
     calls = wavealign.Reuse().calls
     decision = prepared.decide(heads, planner, calls=calls)
     served = max(calls, decision.least_calls)
-    schedule = planner(heads, decision.policies)
-    chosen = plans["guard"] = dataclasses.replace(
-        plans["original"], schedule=schedule, decision=decision
-    )
+    chosen = plans["guard"] = prepared.decided(heads, planner, decision)
     launches = {p: (lambda p=p: bench.attend(qkv, plans[p])) for p in plans}
     kernels = paired_ms(launches, bench.repeats, bench.cuda)
     decide_ms = bench.ms(lambda: prepared.decide(heads, planner, calls=calls))
@@ -195,7 +189,7 @@ def guard_row(bench: Bench, name: str, mask: BlockMask) -> dict[str, Any]:
         "slower_deciding_frac": (total["guard"] + decide_ms / served) / total["original"] - 1,
         "best": best,
         "caught": (total["original"] - total["guard"]) / possible if possible > 0 else None,
-        "backend": chosen.choice.name,
+        "backend": chosen.backend.name,
     }
 
 

@@ -30,7 +30,7 @@ class Bench:
 
     def dense(self, mask: BlockMask) -> torch.Tensor:
         """Bool ``[H, M, N]`` on the device."""
-        return check_mask(mask, torch.empty(0, device=self.device), None)[0]
+        return check_mask(mask, None, None, torch.device(self.device))[0]
 
     def cut(self, mask: BlockMask) -> BlockMask:
         """The mask, or its first blocks where everything is small."""

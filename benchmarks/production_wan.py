@@ -9,9 +9,8 @@ from common import DATA
 from production_bench import Bench
 
 import wavealign
-from wavealign.attention.inputs import Sequences
-from wavealign.attention.plans import prepare
-from wavealign.attention.terms import Terms
+from wavealign.attention.backends import choose_backend, rows_in_flight
+from wavealign.attention.inputs import Sequences, mask_sizes
 from wavealign.masks import load_mask
 
 
@@ -123,10 +122,10 @@ def wan_attention(bench: Bench, kept: torch.Tensor, tokens: int) -> dict[str, An
     q, k, v = (
         torch.randn(1, tokens, heads, 128, device=bench.device, dtype=dtype) for _ in range(3)
     )
-    asked = Terms("original", bench.profile, bench.backend)
-    sequences = Sequences.check(q, k, v, "bshd")
-    prepared = prepare(asked, kept.shape, 1, (128, 128), q.device, sequences=sequences)
-    found: dict[str, Any] = {"backend": prepared.choice.name, "wave": prepared.wave}
+    sizes = mask_sizes(kept.shape, 1, (128, 128), (tokens, tokens))
+    sizes = Sequences.check(q, k, v, "bshd").fitted(sizes)
+    backend = choose_backend(bench.backend, sizes, bench.device)
+    found: dict[str, Any] = {"backend": backend.name, "wave": rows_in_flight(backend, sizes)}
     terms = {"backend": bench.backend, "layout": "bshd"}
     for policy in ("original", "auto"):
         site = wavealign.Attention(bench.profile, policy=policy, **terms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -112,6 +113,31 @@ def test_benchmarks_and_tests_import_nothing_of_each_other():
             text = path.read_text(encoding="utf-8")
             found = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE))
             assert not found & foreign, path
+
+
+def defined_names(module):
+    """What a module's source binds or imports, lazy names of a package included."""
+    base = ROOT.joinpath(*module.split("."))
+    source = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    names = {p.stem for p in base.glob("*")} if base.is_dir() else set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tools"])
+def test_scripts_ask_for_names_that_are_there(folder):
+    """No test runs all of the benchmarks, and imports inside functions fail only when they run."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wavealign"):
+                wanted = {alias.name for alias in node.names}
+                assert wanted <= defined_names(node.module), (path.name, node.module)
 
 
 def test_public_names():

@@ -34,4 +34,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 @functools.cache
 def installed(module: str) -> bool:
     """Whether a module is there to be imported; looked up once a process."""
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the module's parent
+        return False

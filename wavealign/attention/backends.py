@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from wavealign.errors import InputError, MissingCapabilityError, unknown_name
+from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.gpu.backend import Backend
-from wavealign.gpu.registry import BACKEND_NAMES, PREFERRED, registered
+from wavealign.gpu.registry import PREFERRED, registered
 from wavealign.gpu.sizes import Sizes
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A backend for a call.
-
-    Attributes:
-        backend: what runs.
-        reason: why not the ones before it; empty for the first choice, or one that was asked for.
-    """
-
-    backend: Backend
-    reason: str
-
-    @property
-    def name(self) -> str:
-        """The backend's."""
-        return self.backend.name
-
-
-def check_name(name: str) -> None:
-    """Raise unless this is ``"auto"`` or a backend's name.
-
-    Raises:
-        InputError: with the nearest one.
-    """
-    valid = ("auto", *BACKEND_NAMES)
-    if name not in valid:
-        raise unknown_name("backend", name, valid)
-
-
-def choose_backend(name: str, sizes: Sizes, device: str) -> Choice:
+def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
     """The backend of this name, or the first that fits.
 
     Args:
@@ -53,7 +22,6 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Choice:
         InputError: an unknown name, or sizes that the backend would compute wrongly.
         MissingCapabilityError: no GPU, or nothing installed that fits, with every reason.
     """
-    check_name(name)
     candidates = [registered(known) for known in (PREFERRED if name == "auto" else (name,))]
     if device != "cuda" and not all(b.capabilities.anywhere for b in candidates):
         raise MissingCapabilityError(
@@ -65,13 +33,12 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Choice:
     for backend in candidates:
         if missing := backend.missing():
             reasons.append(f"'{backend.name}': {missing}")
-            continue
-        refusal = backend.capabilities.refusal(sizes, capability)
-        if refusal is None:
-            return Choice(backend, "; ".join(reasons))
-        reasons.append(f"'{backend.name}' {refusal}")
-        if name != "auto":
-            raise InputError(f"backend {reasons[-1]}.")
+        elif refusal := backend.capabilities.refusal(sizes, capability):
+            if name != "auto":
+                raise InputError(f"backend '{name}' {refusal}.")
+            reasons.append(f"'{backend.name}' {refusal}")
+        else:
+            return backend
     raise MissingCapabilityError(f"no backend for this call: {'; '.join(reasons)}.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Plan, prepare
@@ -12,48 +13,30 @@ from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 
-Mask = torch.Tensor | BlockMask
+Mask = Tensor | BlockMask
 
 
 @overload
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: Mask | None = ...,
-    *,
-    backend: str = ...,
-    plan: Plan | None = ...,
-    return_lse: Literal[False] = ...,
-    layout: str = ...,
-    block: tuple[int, int] | None = ...,
-    policy: str = ...,
-    device_profile: str | None = ...,
-) -> torch.Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = ..., *, backend: str = ...,
+    plan: Plan | None = ..., return_lse: Literal[False] = ..., layout: str = ...,
+    block: tuple[int, int] | None = ..., policy: str = ..., device_profile: str | None = ...,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: Mask | None = ...,
-    *,
-    backend: str = ...,
-    plan: Plan | None = ...,
-    return_lse: Literal[True],
-    layout: str = ...,
-    block: tuple[int, int] | None = ...,
-    policy: str = ...,
-    device_profile: str | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = ..., *, backend: str = ...,
+    plan: Plan | None = ..., return_lse: Literal[True], layout: str = ...,
+    block: tuple[int, int] | None = ..., policy: str = ..., device_profile: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 @torch.compiler.disable
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Mask | None = None,
     *,
     backend: str = "auto",
@@ -63,7 +46,7 @@ def attend(
     block: tuple[int, int] | None = None,
     policy: str = "auto",
     device_profile: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over the K/V blocks that the mask keeps, softmax scale 1/√D.
 
     The output is the backend's own: a schedule changes the order of sums, nothing else. Rows
@@ -102,9 +85,9 @@ def attend(
     if plan is None:
         if mask is None:
             raise InputError("attend needs a mask or a plan.")
-        heads, size, masks = check_mask(mask, q, block)
+        heads, sizes = check_mask(mask, block, sequences.tokens, q.device)
         terms = Terms(policy, device_profile, backend)
-        prepared = prepare(terms, heads.shape, masks, size, q.device, sequences=sequences)
+        prepared = prepare(terms, sequences.fitted(sizes), q.device)
         plan = prepared.plan(heads, prepared.planner(), calls=1)
     else:
         plan = plan.fitted(sequences, backend)

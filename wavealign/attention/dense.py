@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import DTYPE_NAMES
-from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.registry import registered
 from wavealign.gpu.row_table import is_hopper
@@ -16,9 +14,7 @@ from wavealign.gpu.sizes import Sizes
 _BLOCK = 128  # rows of a CTA; the mask, if there were one, would have blocks of so many tokens
 
 
-def attend_dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str = "auto"
-) -> torch.Tensor:
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> Tensor:
     """Self-attention over all tokens, softmax scale 1/√D.
 
     On Hopper by FlashAttention-4 where it is installed, else by our own kernel; elsewhere, and for
@@ -41,15 +37,8 @@ def attend_dense(
             H, blocks, blocks, _BLOCK, _BLOCK, L, L,
             batch=B, kv_heads=k.shape[2], head_dim=D, dtype=dtype,
         )  # fmt: skip
-        for kernel in _kernels(backend):
-            if kernel.capabilities.refusal(sizes, (9, 0)) is None:
+        for kernel in map(registered, ("triton",) if backend == "triton" else ("fa4", "triton")):
+            if not (kernel.missing() or kernel.capabilities.refusal(sizes, (9, 0))):
                 return kernel.bind_dense(sizes, Inputs(q, k, v).arranged(strided=False)).launch()[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-
-@functools.cache
-def _kernels(backend: str) -> tuple[Backend, ...]:
-    """Those that are installed, in order; looking for them at every call would take longer."""
-    wanted = map(registered, ("triton",) if backend == "triton" else ("fa4", "triton"))
-    return tuple(kernel for kernel in wanted if kernel.missing() is None)

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.inputs import DTYPES, Inputs
@@ -18,31 +19,21 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float32: 
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class Sequences(Inputs):
     """Q, K and V of a call.
 
     Attributes:
-        q: ``[B, tokens_q, H, D]``, D contiguous.
-        k, v: ``[B, tokens_kv, H_kv, D]``.
         layout: as the caller gave them, and wants the output.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
     layout: str
-
-    @property
-    def inputs(self) -> Inputs:
-        """As backends take them."""
-        return Inputs(self.q, self.k, self.v)
 
     @property
     def tokens(self) -> tuple[int, int]:
         """Query and key/value tokens."""
         return self.q.shape[1], self.k.shape[1]
 
-    def output(self, out: torch.Tensor) -> torch.Tensor:
+    def output(self, out: Tensor) -> Tensor:
         """``[B, tokens_q, H, D]`` in the caller's layout."""
         return out.transpose(1, 2) if self.layout == "bhsd" else out
 
@@ -69,7 +60,7 @@ class Sequences:
         return dataclasses.replace(sizes, batch=B, kv_heads=kv_heads, head_dim=D, dtype=dtype)
 
     @classmethod
-    def check(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Sequences:
+    def check(cls, q: Tensor, k: Tensor, v: Tensor, layout: str) -> Sequences:
         """From what a caller gave.
 
         Raises:
@@ -78,8 +69,8 @@ class Sequences:
         if layout not in LAYOUTS:
             raise unknown_name("layout", layout, LAYOUTS)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
-                shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor)
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
+                shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor)
                 raise InputError(
                     f"{name} is {shape}; expected a tensor [{', '.join(layout.upper())}]."
                 )
@@ -109,38 +100,39 @@ class Sequences:
 
 
 def check_mask(
-    mask: torch.Tensor | BlockMask, like: torch.Tensor | None, block: tuple[int, int] | None
-) -> tuple[torch.Tensor, tuple[int, int], int]:
-    """A mask as bool ``[B * H, M, N]``, its block size, and B (1 where there is no batch axis).
+    mask: Tensor | BlockMask,
+    block: tuple[int, int] | None,
+    tokens: tuple[int, int] | None,
+    device: torch.device | None,
+) -> tuple[Tensor, Sizes]:
+    """A mask as bool ``[masks * H, M, N]``, and the sizes of launches under it.
 
     Args:
-        mask: bool ``[H, M, N]`` or ``[B, H, M, N]`` on the device of `like`, or a `BlockMask`,
-            which is copied there.
-        like: any tensor of the call; None where there is none.
+        mask: bool ``[H, M, N]`` or ``[B, H, M, N]``, or a `BlockMask`, which is copied to `device`.
         block: tokens of a query and of a K/V block; by default 128x128, or the mask's own.
+        tokens: query and key/value tokens; by default the mask's own, or every block is full.
+        device: of q, which a tensor must be on, too; None where there is none.
 
     Raises:
-        InputError: another device, dtype, rank or block size.
+        InputError: another device, dtype, rank, block size or number of blocks.
     """
     if isinstance(mask, BlockMask):
         own = (mask.block_q, mask.block_kv)
         if block is not None and tuple(block) != own:
             raise InputError(f"block={block}, the mask has blocks of {own[0]}x{own[1]} tokens.")
-        device = like.device if like is not None else torch.device("cpu")
-        heads = torch.empty(mask.shape, dtype=torch.bool, device=device)
+        heads = torch.empty(mask.shape, dtype=torch.bool, device=device or "cpu")
         for h, head in enumerate(mask.heads()):
             heads[h].copy_(torch.from_numpy(head.to_dense()))
-        return heads, own, 1
-    if not isinstance(mask, torch.Tensor):
+        tokens = tokens or (mask.tokens_q, mask.tokens_kv)
+        return heads, mask_sizes(mask.shape, 1, own, tokens)
+    if not isinstance(mask, Tensor):
         raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor or a BlockMask.")
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
-    if like is not None and mask.device != like.device:
-        raise InputError(
-            f"the mask is on {mask.device}, q on {like.device}; expected the same device."
-        )
-    batch = mask.shape[0] if mask.ndim == 4 else 1
-    return dense_mask(mask), block if block is not None else (128, 128), batch
+    if device is not None and mask.device != device:
+        raise InputError(f"the mask is on {mask.device}, q on {device}; expected the same device.")
+    heads, masks = dense_mask(mask), mask.shape[0] if mask.ndim == 4 else 1
+    return heads, mask_sizes(heads.shape, masks, block or (128, 128), tokens)
 
 
 def mask_sizes(
@@ -171,6 +163,6 @@ def mask_sizes(
     return Sizes(folded // masks, M, N, *block, tokens_q, tokens_kv, masks, batch=masks)
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _told(tensor: Tensor) -> str:
     B, S, H, D = tensor.shape
     return f"B={B}, S={S}, H={H}, D={D}"

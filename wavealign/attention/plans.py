@@ -7,11 +7,13 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from wavealign.attention.backends import Choice, choose_backend
-from wavealign.attention.inputs import Sequences, check_mask, mask_sizes
+from wavealign.attention.backends import choose_backend
+from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
+from wavealign.gpu.backend import Backend
 from wavealign.gpu.execution import Execution
 from wavealign.gpu.registry import registered
 from wavealign.gpu.sizes import Sizes
@@ -32,7 +34,7 @@ class Plan:
     Attributes:
         schedule: on the device.
         sizes: of the launch; as far as they are known, where it was planned ahead.
-        choice: the backend whose convention the schedule is in.
+        backend: that the schedule is laid out for.
         decision: the guard's; None where a policy was asked for.
 
     Example:
@@ -50,7 +52,7 @@ class Plan:
 
     schedule: DeviceSchedule
     sizes: Sizes
-    choice: Choice
+    backend: Backend
     decision: Decision | None
 
     @property
@@ -71,7 +73,7 @@ class Plan:
             InputError: sequences of other sizes or on another device, sizes that the backend
                 doesn't take, or another backend is asked for than the one planned for.
         """
-        sizes, device, name = sequences.fitted(self.sizes), sequences.q.device, self.choice.name
+        sizes, device, name = sequences.fitted(self.sizes), sequences.q.device, self.backend.name
         if self.schedule.table.device != device:
             raise InputError(f"the plan is on {self.schedule.table.device}, q on {device}.")
         if backend not in ("auto", name):
@@ -79,17 +81,17 @@ class Plan:
                 f"backend='{backend}', but the plan is for '{name}'; plan for the other."
             )
         return dataclasses.replace(
-            self, sizes=sizes, choice=choose_backend(name, sizes, device.type)
+            self, sizes=sizes, backend=choose_backend(name, sizes, device.type)
         )
 
-    def attend(self, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Attention of sequences of these sizes.
 
         Returns:
             Output ``[B, tokens_q, H, D]`` and log-sum-exp (natural logarithm) float32
             ``[B, H, tokens_q]``.
         """
-        return Execution(self.choice.backend, self.sizes, self.schedule, sequences.inputs).attend()
+        return Execution(self.backend, self.sizes, self.schedule, sequences).attend()
 
 
 class Buffers:
@@ -135,20 +137,20 @@ class Prepared:
         terms: what was asked for.
         sizes: of the launches.
         device: of masks and data.
-        choice: the backend.
+        backend: that runs them.
         guard: None where a policy was asked for.
     """
 
     terms: Terms
     sizes: Sizes
     device: torch.device
-    choice: Choice
+    backend: Backend
     guard: Guard | None
 
     @functools.cached_property
     def wave(self) -> int:
         """Rows in flight that schedules are made for."""
-        return self.terms.wave(self.choice.backend, self.sizes)
+        return self.terms.wave(self.backend, self.sizes)
 
     def planner(self, buffers: Buffers | None = None, layout: ListLayout | None = None) -> Planner:
         """A planner for masks of these sizes.
@@ -157,13 +159,13 @@ class Prepared:
             buffers: shared with others; by default new ones.
             layout: of the lists; by default as the backend wants them.
         """
-        layout = layout or self.choice.backend.capabilities.layout_for(self.sizes)
+        layout = layout or self.backend.capabilities.layout_for(self.sizes)
         return (buffers or Buffers()).planner(
             self.sizes.shape, self.device, self.wave, self.terms.seed, layout
         )
 
     def decide(
-        self, heads: torch.Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
+        self, heads: Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
     ) -> Decision:
         """Ask the guard, which there is; the host waits where it looks at the launch.
 
@@ -193,62 +195,46 @@ class Prepared:
         return guard.decide(found, *block, uses)
 
     def plan(
-        self, heads: torch.Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
+        self, heads: Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
     ) -> Plan:
         """Decide if there is a guard (see `decide`), and plan."""
-        if self.guard is None:
-            return self.planned(planner(heads, self.terms.policy), None)
-        decision = self.decide(heads, planner, uses=uses, calls=calls)
-        return self.planned(planner(heads, decision.policies), decision)
+        decides = self.guard is not None
+        decision = self.decide(heads, planner, uses=uses, calls=calls) if decides else None
+        return self.decided(heads, planner, decision)
 
-    def planned(self, schedule: DeviceSchedule, decision: Decision | None) -> Plan:
-        """A plan of what has been made already."""
-        return Plan(schedule, self.sizes, self.choice, decision)
+    def decided(self, heads: Tensor, planner: Planner, decision: Decision | None) -> Plan:
+        """Plan by a decision, or by the policy that was asked for."""
+        policies = self.terms.policy if decision is None else decision.policies
+        return Plan(planner(heads, policies), self.sizes, self.backend, decision)
 
 
 def prepare(
     terms: Terms,
-    shape: tuple[int, ...],
-    masks: int,
-    block: tuple[int, int],
+    sizes: Sizes,
     device: torch.device,
-    *,
-    sequences: Sequences | None = None,
-    tokens: tuple[int, int] | None = None,
-    head_dim: int = 128,
     regime: str = "single",
     close_frac: float | None = None,
 ) -> Prepared:
-    """Check sizes, choose the backend, and ask for a guard where one decides.
+    """Choose the backend, and ask for a guard where one decides.
 
     Args:
         terms: what is asked for.
-        shape: ``[masks * H, M, N]``.
-        masks: beside each other: 1 where all sequences share one.
-        block: tokens of a query and of a K/V block.
+        sizes: of the launches.
         device: of masks and data.
-        sequences: of the call; None while planning ahead, then bf16 heads are assumed.
-        tokens, head_dim: where there are no sequences; by default every block is full.
         regime, close_frac: the guard's.
 
     Raises:
-        InputError: what doesn't fit together, or no profile for this GPU.
+        InputError: sizes that the backend doesn't take, or no profile for this GPU.
         MissingCapabilityError: no backend can run here, with the reasons.
     """
-    sizes = mask_sizes(shape, masks, block, sequences.tokens if sequences else tokens)
-    if sequences is not None:
-        sizes = sequences.fitted(sizes)
-    else:
-        sizes = dataclasses.replace(sizes, head_dim=head_dim)
-    choice = choose_backend(terms.backend, sizes, device.type)
-    guard = None
-    if terms.policy == "auto":
-        guard = terms.guard(choice.backend, sizes, regime, close_frac)
-    return Prepared(terms, sizes, device, choice, guard)
+    backend = choose_backend(terms.backend, sizes, device.type)
+    decides = terms.policy == "auto"
+    guard = terms.guard(backend, sizes, regime, close_frac) if decides else None
+    return Prepared(terms, sizes, device, backend, guard)
 
 
 def plan(
-    mask: torch.Tensor | BlockMask,
+    mask: Tensor | BlockMask,
     policy: str = "auto",
     device_profile: str | None = None,
     *,
@@ -290,14 +276,11 @@ def plan(
         [[3, 2, 1, 0]]
     """
     terms = Terms(policy, device_profile, backend, objective, seed)
-    like = None
-    if isinstance(mask, BlockMask):
-        tokens = tokens or (mask.tokens_q, mask.tokens_kv)
+    device = None
+    if isinstance(mask, BlockMask) and torch.cuda.is_available():
         anywhere = backend != "auto" and registered(backend).capabilities.anywhere
-        if torch.cuda.is_available() and not anywhere:
-            like = torch.empty(0, device="cuda")
-    heads, size, masks = check_mask(mask, like, block)
-    prepared = prepare(
-        terms, heads.shape, masks, size, heads.device, tokens=tokens, head_dim=head_dim
-    )
+        device = None if anywhere else torch.device("cuda")
+    heads, sizes = check_mask(mask, block, tokens, device)
+    # Nobody knows the sequences yet: they are assumed to be bf16.
+    prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
     return prepared.plan(heads, prepared.planner(), uses=uses)

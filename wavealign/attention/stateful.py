@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
@@ -83,9 +84,9 @@ class _State:
     plan: Plan | None = None
     age: int = 0
     made_for: tuple[weakref.ref[object], int] | None = None  # a mask a layer would add up
-    decided_for: torch.Tensor | None = None
-    overlap: torch.Tensor | None = None
-    overlap_event: torch.cuda.Event | None = field(default=None)
+    decided_for: Tensor | None = None
+    overlap: Tensor | None = None
+    overlap_event: torch.cuda.Event | None = None
 
 
 class Attention:
@@ -155,29 +156,24 @@ class Attention:
 
     @torch.compiler.disable
     def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | BlockMask,
-        *,
-        return_lse: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask, *, return_lse: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of one step; see `attend`."""
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
         plan = self._plan(sequences, mask)
         self.statistics.host_seconds += time.perf_counter() - started
+        self.statistics.skipped += all(policy == "original" for policy in plan.policies)
         out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
-    def _plan(self, sequences: Sequences, mask: torch.Tensor | BlockMask) -> Plan:
+    def _plan(self, sequences: Sequences, mask: Tensor | BlockMask) -> Plan:
         q, k = sequences.q, sequences.k
-        if not isinstance(mask, torch.Tensor | BlockMask):
+        if not isinstance(mask, Tensor | BlockMask):
             raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
         # An inference tensor doesn't count its changes, so it is never known to be the same.
-        known = not isinstance(mask, torch.Tensor) or not mask.is_inference()
-        version = mask._version if isinstance(mask, torch.Tensor) and known else 0
+        known = not isinstance(mask, Tensor) or not mask.is_inference()
+        version = mask._version if isinstance(mask, Tensor) and known else 0
         key = (tuple(mask.shape), q.shape, k.shape, q.dtype, q.device)
         state = self._states.get(key)
         self.statistics.calls += 1
@@ -186,32 +182,23 @@ class Attention:
             held = self._buffers.hold(state.planner, state)
             if held and made_for() is mask and made_version == version:
                 self.statistics.reused += 1
-                self._count_skipped(state.plan)
                 return state.plan
-        heads, size, masks = check_mask(mask, q, self._block)
+        heads, sizes = check_mask(mask, self._block, sequences.tokens, q.device)
         if state is None:
-            prepared = prepare(
-                self._terms, heads.shape, masks, size, q.device,
-                sequences=sequences, regime=self._regime,
-            )  # fmt: skip
+            prepared = prepare(self._terms, sequences.fitted(sizes), q.device, self._regime)
             state = _State(prepared, prepared.planner(self._buffers))
             if len(self._states) >= _MOST_SHAPES:
                 self._states.pop(next(iter(self._states)))
             self._states[key] = state
-        policies: str | tuple[str, ...] = self._terms.policy
         if state.prepared.guard is not None:
             if self._must_decide(state):
                 self._decide(state, heads)
-            assert state.decision is not None
-            policies = state.decision.policies
             self._look(state, heads)
             state.age += 1
-        schedule = state.planner(heads, policies)
+        state.plan = state.prepared.decided(heads, state.planner, state.decision)
         self._buffers.take(state.planner, state)
-        state.plan = state.prepared.planned(schedule, state.decision)
         state.made_for = (weakref.ref(mask), version) if known else None
         self.statistics.planned += 1
-        self._count_skipped(state.plan)
         return state.plan
 
     def _must_decide(self, state: _State) -> bool:
@@ -226,7 +213,7 @@ class Attention:
         self.statistics.changed += changed
         return changed
 
-    def _decide(self, state: _State, heads: torch.Tensor) -> None:
+    def _decide(self, state: _State, heads: Tensor) -> None:
         state.decision = state.prepared.decide(heads, state.planner, calls=self._reuse.calls)
         state.overlap, state.overlap_event, state.age = None, None, 0
         self.statistics.decided += 1
@@ -239,7 +226,7 @@ class Attention:
                 state.decided_for = torch.empty(sample.shape, dtype=torch.bool, device=heads.device)
         state.decided_for.copy_(sample)
 
-    def _look(self, state: _State, heads: torch.Tensor) -> None:
+    def _look(self, state: _State, heads: Tensor) -> None:
         """Ask the device for the overlap with the mask that was decided for."""
         # Every so often: these few small kernels would show beside a short launch.
         if state.age == 0 or state.age & (state.age - 1) or state.decided_for is None:
@@ -256,6 +243,3 @@ class Attention:
         state.overlap.copy_(overlap, non_blocking=True)
         state.overlap_event = torch.cuda.Event()
         state.overlap_event.record()
-
-    def _count_skipped(self, plan: Plan) -> None:
-        self.statistics.skipped += all(policy == "original" for policy in plan.policies)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from wavealign.attention.backends import check_name, rows_in_flight
+from wavealign.attention.backends import rows_in_flight
 from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.backend import Backend
+from wavealign.gpu.registry import BACKEND_NAMES
 from wavealign.gpu.sizes import Sizes
 from wavealign.guard.decide import OBJECTIVES, Guard
 from wavealign.guard.model import CostModel
@@ -43,7 +44,8 @@ class Terms:
     def __post_init__(self) -> None:
         if self.policy != "auto":
             Recipe.parse(self.policy)
-        check_name(self.backend)
+        if self.backend not in (backends := ("auto", *BACKEND_NAMES)):
+            raise unknown_name("backend", self.backend, backends)
         if self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if self.device_profile is not None:
@@ -67,9 +69,7 @@ class Terms:
     def wave(self, backend: Backend, sizes: Sizes) -> int:
         """Rows in flight: of the GPU, or of the profile where nothing runs on one."""
         found = rows_in_flight(backend, sizes)
-        if found is not None:
-            return found
-        return CostModel.make(profile_name(self.device_profile)).setup.wave
+        return found or CostModel.make(profile_name(self.device_profile)).setup.wave
 
 
 def profile_name(given: str | None) -> str:

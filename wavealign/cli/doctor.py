@@ -12,7 +12,8 @@ import click
 from wavealign.cli.failure import Command
 
 if TYPE_CHECKING:
-    from wavealign.gpu.doctor import Backend
+    from wavealign.gpu.backend import Backend
+    from wavealign.gpu.registry import Refused
 
 DOCTOR_SCHEMA = "wavealign.doctor/1"
 
@@ -38,7 +39,7 @@ def doctor(probe: bool, as_json: bool) -> None:
     print_table(doctor_table(checks))
 
 
-def _backends() -> Iterator[Backend]:
+def _backends() -> Iterator[Backend | Refused]:
     """Looked up when `diagnose` gets there, so that a missing torch is one of its findings."""
     from wavealign.gpu.registry import backends
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -144,7 +145,7 @@ def _attend_rows(q_desc, k_desc, v_desc, out, lse, table, counts, starts, indice
 # fmt: on
 
 
-def _tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
+def _tiles(x: Tensor, rows: int) -> TensorDescriptor:
     """``[B, S, H, D]`` as tiles ``[1, 1, rows, D]`` of ``[B, H, S, D]``; D is contiguous."""
     batch, length, heads, dim = x.shape
     block = [1, 1, rows, dim]
@@ -168,29 +169,18 @@ class RowStatistics:
             written.
     """
 
-    sums: torch.Tensor | None = None
+    sums: Tensor | None = None
     width: int = 0
-    entropy: torch.Tensor | None = None
-    distance: torch.Tensor | None = None
+    entropy: Tensor | None = None
+    distance: Tensor | None = None
     every: int = 1
 
 
 def attend_rows_hopper(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    table: torch.Tensor,
-    counts: torch.Tensor,
-    starts: torch.Tensor,
-    indices: torch.Tensor,
-    record: torch.Tensor | None,
-    scale_log2: float,
-    block_q: int,
-    block_kv: int,
-    statistics: RowStatistics = RowStatistics(),
-):
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor, counts: Tensor,
+    starts: Tensor, indices: Tensor, record: Tensor | None, scale_log2: float, block_q: int,
+    block_kv: int, statistics: RowStatistics = RowStatistics(),
+):  # fmt: skip
     """Launch the kernel.
 
     Args:

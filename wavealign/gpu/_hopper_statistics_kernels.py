@@ -1,6 +1,6 @@
 """What the Hopper kernel can say of a row beside its attention, a K/V block at a time.
 
-The same quantities as in wavealign/methods/_importance_kernels.py, which explains them: each
+The same quantities as in wavealign/gpu/importance/_kernels.py, which explains them: each
 (row, block)'s log-sum-exp, and running sums for entropy and mean attention distance.
 """
 

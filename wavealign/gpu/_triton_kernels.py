@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def _move(
 
 
 def move_blocks(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor, *, gather: bool
+    source: Tensor, row_order: Tensor, block: int, out: Tensor, *, gather: bool
 ) -> None:
     """`gather_blocks` or `scatter_blocks` (wavealign.gpu.move) on a GPU."""
     H, M = row_order.shape
@@ -138,7 +138,7 @@ def _stream_read(source, sums, CHUNK: tl.constexpr):
     tl.store(sums + tl.program_id(0), tl.sum(tl.load(source + at)))
 
 
-def stream_read(source: torch.Tensor, sums: torch.Tensor) -> None:
+def stream_read(source: Tensor, sums: Tensor) -> None:
     """Read a float32 tensor once, each element by one CTA: the profiler's control kernel.
 
     `sums` takes a float32 for each 8192 elements; the length of `source` is a multiple of that.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import abc
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from wavealign._extras import installed
 from wavealign.errors import InputError
 from wavealign.gpu.capabilities import Capabilities
 from wavealign.gpu.sizes import Sizes
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from wavealign.gpu.inputs import Inputs
     from wavealign.planning.lists import DeviceSchedule
@@ -30,8 +30,8 @@ class BoundKernel:
         buffers: where it writes, if that is fixed; empty where each launch allocates.
     """
 
-    launch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-    buffers: tuple[torch.Tensor, ...] = ()
+    launch: Callable[[], tuple[Tensor, Tensor]]
+    buffers: tuple[Tensor, ...] = ()
 
 
 class Backend(abc.ABC):
@@ -59,7 +59,10 @@ class Backend(abc.ABC):
 
     def missing(self) -> str | None:
         """What this installation lacks for it, with the line that installs it; None if nothing."""
-        return next(filter(None, (_lacks(*need) for need in self.needs)), None)
+        for module, extra in self.needs:
+            if not installed(module):
+                return f"{module} isn't installed: pip install 'wavealign[{extra}]'"
+        return None
 
     def version(self) -> str:
         """Of what computes, e.g. ``"flash-attn-4 4.0.0b36"``."""
@@ -109,12 +112,3 @@ class Backend(abc.ABC):
         """
         if reason := self.capabilities.refusal(sizes, compute_capability):
             raise InputError(f"backend '{self.name}' {reason}.")
-
-
-def _lacks(module: str, extra: str) -> str | None:
-    """A sentence if a module isn't installed, with the line that installs it."""
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the module's parent
-        found = False
-    return None if found else f"{module} isn't installed: pip install 'wavealign[{extra}]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wavealign.gpu.sizes import Sizes
@@ -54,36 +55,33 @@ class Capabilities:
             sizes: of what is to be computed.
             compute_capability: of the GPU, (major, minor); None where there is none.
         """
+        return next(self._reasons(sizes, compute_capability), None)
+
+    def _reasons(self, sizes: Sizes, compute_capability: tuple[int, int] | None) -> Iterator[str]:
         if self.compute_capability is not None:
             lowest, highest = self.compute_capability
             runs = f"runs on compute capability {_dotted(lowest)} to {_dotted(highest)}"
             if compute_capability is None:
-                return f"{runs}, there is no GPU here"
-            if not lowest <= compute_capability <= highest:
-                return f"{runs}, this GPU has {_dotted(compute_capability)}"
+                yield f"{runs}, there is no GPU here"
+            elif not lowest <= compute_capability <= highest:
+                yield f"{runs}, this GPU has {_dotted(compute_capability)}"
         if self.blocks is not None and (sizes.block_q, sizes.block_kv) not in self.blocks:
             valid = ", ".join(f"{q}x{kv}" for q, kv in self.blocks)
-            return f"takes blocks of {valid} tokens, the mask has {sizes.block_q}x{sizes.block_kv}"
+            yield f"takes blocks of {valid} tokens, the mask has {sizes.block_q}x{sizes.block_kv}"
         if self.dtypes is not None and sizes.dtype not in self.dtypes:
-            return f"takes {', '.join(self.dtypes)}, not {sizes.dtype}"
+            yield f"takes {', '.join(self.dtypes)}, not {sizes.dtype}"
         if self.head_dims is not None and sizes.head_dim not in self.head_dims:
             valid = ", ".join(map(str, self.head_dims))
-            return f"takes head dimensions {valid}, not {sizes.head_dim}"
-        return self._structural_refusal(sizes)
-
-    def _structural_refusal(self, sizes: Sizes) -> str | None:
+            yield f"takes head dimensions {valid}, not {sizes.head_dim}"
         if sizes.kv_heads is not None and sizes.H % sizes.kv_heads:
-            return f"{sizes.H} query heads don't divide among {sizes.kv_heads} K/V heads"
+            yield f"{sizes.H} query heads don't divide among {sizes.kv_heads} K/V heads"
         if not self.batch and sizes.batch > 1 and sizes.masks == 1:
-            return f"takes one sequence at a time, not {sizes.batch}"
+            yield f"takes one sequence at a time, not {sizes.batch}"
         if not self.gqa and sizes.heads_per_kv_head > 1:
-            return "takes as many K/V heads as query heads"
+            yield "takes as many K/V heads as query heads"
         if not self.ragged_q and sizes.tokens_q % sizes.block_q:
-            return (
-                f"needs a number of query tokens that is a multiple of {sizes.block_q}, not "
-                f"{sizes.tokens_q}"
-            )
-        return None
+            several = f"needs a number of query tokens that is a multiple of {sizes.block_q}"
+            yield f"{several}, not {sizes.tokens_q}"
 
 
 def _dotted(capability: tuple[int, int]) -> str:

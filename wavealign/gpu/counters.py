@@ -19,7 +19,6 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "fabric": ("lts__t_sectors_srcunit_ltcfabric.sum",),
     "fabric_hit": ("lts__t_sectors_srcunit_ltcfabric_lookup_hit.sum",),
     "sector_hit_pct": ("lts__t_sector_hit_rate.pct",),
-    "fill": ("lts__d_sectors_fill_device.sum",),
     "read": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
     "write": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
     "time": ("gpu__time_duration.sum",),
@@ -28,15 +27,8 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
     ),
-    "grid": ("launch__grid_size",),
-    "registers": ("launch__registers_per_thread",),
-    "limit_blocks": ("launch__occupancy_limit_blocks",),
-    "limit_registers": ("launch__occupancy_limit_registers",),
-    "limit_shared": ("launch__occupancy_limit_shared_mem",),
-    "limit_warps": ("launch__occupancy_limit_warps",),
 }
 REQUIRED = ("tex", "tex_hit", "read", "time")
-
 """What has to be there for a row to be worth anything."""
 
 METRICS: tuple[str, ...] = tuple(name for names in QUANTITIES.values() for name in names)
@@ -55,13 +47,9 @@ class Counters:
             to the other partition twice.
         l2_requested_bytes: what SMs requested from L2, reads and writes.
         fabric_bytes: what one partition requested from the other.
-        l2_fill_bytes: what came into L2 from device memory.
         hbm_read_bytes, hbm_write_bytes: traffic of device memory.
         tensor_active_frac: share of elapsed cycles in which the tensor pipe was busy.
         clock_ghz: SM clock, cycles / time.
-        grid_size: CTAs.
-        registers_per_thread: as compiled.
-        ctas_per_sm: CTAs that fit on an SM at once.
     """
 
     kernel: str
@@ -70,14 +58,10 @@ class Counters:
     lts_sector_hit_frac: float | None = None
     l2_requested_bytes: int | None = None
     fabric_bytes: int | None = None
-    l2_fill_bytes: int | None = None
     hbm_read_bytes: int | None = None
     hbm_write_bytes: int | None = None
     tensor_active_frac: float | None = None
     clock_ghz: float | None = None
-    grid_size: int | None = None
-    registers_per_thread: int | None = None
-    ctas_per_sm: int | None = None
 
 
 def parse_csv(text: str) -> list[dict[str, str]]:
@@ -115,8 +99,6 @@ def derive(row: Mapping[str, str]) -> Counters:
     hit_frac = None
     if tex and tex_hit is not None and fabric_hit is not None:
         hit_frac = (tex_hit + fabric_hit) / tex
-    limits = [value[quantity] for quantity in value if quantity.startswith("limit_")]
-    known = [limit for limit in limits if limit is not None]
     return Counters(
         kernel=row["Kernel Name"],
         time_ms=None if time_ns is None else time_ns / 1e6,
@@ -124,14 +106,10 @@ def derive(row: Mapping[str, str]) -> Counters:
         lts_sector_hit_frac=_fraction(value["sector_hit_pct"]),
         l2_requested_bytes=_count(tex, _SECTOR_BYTES),
         fabric_bytes=_count(value["fabric"], _SECTOR_BYTES),
-        l2_fill_bytes=_count(value["fill"], _SECTOR_BYTES),
         hbm_read_bytes=_count(value["read"]),
         hbm_write_bytes=_count(value["write"]),
         tensor_active_frac=_fraction(value["tensor_pct"]),
         clock_ghz=cycles / time_ns if cycles is not None and time_ns else None,
-        grid_size=_count(value["grid"]),
-        registers_per_thread=_count(value["registers"]),
-        ctas_per_sm=_count(min(known)) if len(known) == len(limits) else None,
     )
 
 

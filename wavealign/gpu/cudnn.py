@@ -6,9 +6,9 @@ end, so they are two backends.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import dataclasses
 
-import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -21,17 +21,14 @@ from wavealign.planning.lists import DeviceSchedule
 class CudnnBlockSparse(Backend):
     """``cudnn.block_sparse_attention``, blocks of 128 tokens."""
 
-    name: ClassVar[str] = "cudnn"
-    title: ClassVar[str] = "cuDNN frontend block-sparse attention, 128x128"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("cudnn.block_sparse_attention", "cudnn"),)
-    distribution: ClassVar[str] = "nvidia-cudnn-frontend"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        blocks=((128, 128),),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((9, 0), (9, 0)),
-        layout=ListLayout("gathered"),
-    )
+    name = "cudnn"
+    title = "cuDNN frontend block-sparse attention, 128x128"
+    needs = (("cudnn.block_sparse_attention", "cudnn"),)
+    distribution = "nvidia-cudnn-frontend"
+    capabilities = Capabilities(
+        blocks=((128, 128),), dtypes=("bf16", "fp16"), head_dims=(64, 128),
+        compute_capability=((9, 0), (9, 0)), layout=ListLayout("gathered"),
+    )  # fmt: skip
 
     def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
@@ -41,7 +38,7 @@ class CudnnBlockSparse(Backend):
         counts = lists.counts.expand(len(q), -1, -1).contiguous()
         indices = lists.indices.expand(len(q), -1, -1, -1).contiguous()
 
-        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        def launch() -> tuple[Tensor, Tensor]:
             result = block_sparse_attention_forward(
                 q, k, v, indices,
                 q2k_block_nums=counts,
@@ -57,13 +54,9 @@ class CudnnBlockSparse(Backend):
 class CudnnBlockSparse64(CudnnBlockSparse):
     """``cudnn.block_sparse_attention``, blocks of 64 tokens."""
 
-    name: ClassVar[str] = "cudnn64"
-    title: ClassVar[str] = "cuDNN frontend block-sparse attention, 64x64"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        blocks=((64, 64),),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((9, 0), (9, 0)),
-        layout=ListLayout("gathered", "backwards"),
-        ctas_per_sm=3,
-    )
+    name = "cudnn64"
+    title = "cuDNN frontend block-sparse attention, 64x64"
+    capabilities = dataclasses.replace(
+        CudnnBlockSparse.capabilities,
+        blocks=((64, 64),), layout=ListLayout("gathered", "backwards"), ctas_per_sm=3,
+    )  # fmt: skip

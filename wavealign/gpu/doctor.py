@@ -12,13 +12,17 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from wavealign._extras import require
 from wavealign._version import __version__
 from wavealign.errors import MissingCapabilityError, WaveAlignError
 from wavealign.gpu.ncu import NCU_REMEDY, collect, find_ncu
 from wavealign.gpu.telemetry import Telemetry, nvml_session
+
+if TYPE_CHECKING:
+    from wavealign.gpu.backend import Backend
+    from wavealign.gpu.registry import Refused
 
 State = Literal["ok", "missing", "warning"]
 
@@ -35,21 +39,6 @@ torch.cuda.synchronize()
 torch.cuda.profiler.stop()
 """
 _PROBE_S = 300.0
-
-
-class Backend(Protocol):
-    """What `diagnose` asks of an attention backend."""
-
-    @property
-    def name(self) -> str:
-        """As in ``--backend``."""
-
-    @property
-    def title(self) -> str:
-        """What it is."""
-
-    def missing(self) -> str | None:
-        """None if it can run, else one sentence with the install line."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +58,15 @@ class Check:
     remedy: str | None = None
 
 
-def diagnose(backends: Iterable[Backend], probe: bool = False) -> list[Check]:
+def diagnose(backends: Iterable[Backend | Refused], probe: bool = False) -> list[Check]:
     """Look at every component; one that breaks is reported like the others.
 
     Args:
         backends: attention backends; what iterating raises is reported too.
         probe: profile a small kernel to see whether its counters can be read.
     """
+    own = Check("wavealign", "ok", f"{__version__}, Python {platform.python_version()}")
     parts: list[tuple[str, Callable[[], list[Check]]]] = [
-        ("wavealign", _wavealign),
         ("gpu", _gpus),
         ("driver", _driver),
         ("torch", _torch),
@@ -86,7 +75,7 @@ def diagnose(backends: Iterable[Backend], probe: bool = False) -> list[Check]:
         ("ncu", lambda: _ncu(probe)),
         ("backends", lambda: [check for b in backends for check in _backend(b)]),
     ]
-    return [check for component, part in parts for check in _guarded(component, part)]
+    return [own, *(check for component, part in parts for check in _guarded(component, part))]
 
 
 def _guarded(component: str, part: Callable[[], list[Check]]) -> list[Check]:
@@ -97,10 +86,6 @@ def _guarded(component: str, part: Callable[[], list[Check]]) -> list[Check]:
         return [Check(component, "missing", lack, remedy or None)]
     except Exception as problem:  # a broken installation can raise anything, and is the finding
         return [Check(component, "warning", f"{type(problem).__name__}: {problem}")]
-
-
-def _wavealign() -> list[Check]:
-    return [Check("wavealign", "ok", f"{__version__}, Python {platform.python_version()}")]
 
 
 def _gpus() -> list[Check]:
@@ -160,17 +145,11 @@ def _triton() -> list[Check]:
 def _nvml() -> list[Check]:
     with Telemetry() as telemetry:
         state = telemetry.read()
-    unread = [
-        name
-        for name, value in (
-            ("SM clock", state.sm_clock_ghz),
-            ("power", state.power_w),
-            ("throttle reasons", state.throttle),
-            ("energy counter", state.energy_j),
-        )
-        if value is None
-    ]
-    if unread:
+    readings = {
+        "SM clock": state.sm_clock_ghz, "power": state.power_w,
+        "throttle reasons": state.throttle, "energy counter": state.energy_j,
+    }  # fmt: skip
+    if unread := [name for name, value in readings.items() if value is None]:
         return [Check("nvml", "warning", f"{state.name} doesn't report {', '.join(unread)}")]
     detail = f"SM clock {state.sm_clock_ghz:.2f} GHz, {state.power_w:.0f} W"
     if state.power_cap_w is not None:
@@ -202,7 +181,7 @@ def _ncu(probe: bool) -> list[Check]:
     return [Check("ncu", "ok", f"{detail}; counters can be read")]
 
 
-def _backend(backend: Backend) -> list[Check]:
+def _backend(backend: Backend | Refused) -> list[Check]:
     component = f"backend {backend.name}"
 
     def check() -> list[Check]:

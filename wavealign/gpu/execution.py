@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -76,12 +77,12 @@ class Execution:
         for part in self._parts:
             part.result = part.kernel.launch()
 
-    def scatter(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def scatter(self) -> tuple[Tensor, Tensor]:
         """The last run's output ``[B, tokens_q, H, D]`` and LSE ``[B, H, tokens_q]``, in order."""
         outs, lses = zip(*(part.scatter() for part in self._parts), strict=True)
         return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
 
-    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self) -> tuple[Tensor, Tensor]:
         """Run and scatter: attention of the inputs."""
         self.run()
         return self.scatter()
@@ -103,13 +104,13 @@ class _Part:
             self.gather()
             inputs = dataclasses.replace(inputs, q=self._moved)
         self.kernel = backend.bind(sizes, lists, inputs)
-        self.result: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.result: tuple[Tensor, Tensor] | None = None
 
     def gather(self) -> None:
         if self._moves:
             gather_blocks(self._source, self._order, self._block, self._moved)
 
-    def scatter(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def scatter(self) -> tuple[Tensor, Tensor]:
         if self.result is None:
             raise RuntimeError("run comes before scatter")
         out, lse = self.result

@@ -9,9 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -24,18 +24,16 @@ from wavealign.planning.lists import DeviceSchedule
 class FlashAttention4(Backend):
     """``flash_attn.cute``."""
 
-    name: ClassVar[str] = "fa4"
-    title: ClassVar[str] = "FlashAttention-4, block-sparse forward"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("flash_attn.cute", "fa4"),)
-    distribution: ClassVar[str] = "flash-attn-4"
+    name = "fa4"
+    title = "FlashAttention-4, block-sparse forward"
+    needs = (("flash_attn.cute", "fa4"),)
+    distribution = "flash-attn-4"
     # Blackwell is left out: there the kernel forces query blocks of 256 tokens.
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    capabilities = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((9, 0), (9, 0)),
+        dtypes=("bf16", "fp16"), head_dims=(64, 128), compute_capability=((9, 0), (9, 0)),
         layout=ListLayout("gathered", "backwards", ragged_kv_first=True),
-    )
+    )  # fmt: skip
 
     def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`."""
@@ -78,7 +76,7 @@ def _bound(inputs: Inputs, sparse: object) -> BoundKernel:
     out = torch.empty_like(q)
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
 
-    def launch() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch() -> tuple[Tensor, Tensor]:
         with _quiet():
             _flash_attn_fwd(
                 q, k, v, causal=False, pack_gqa=False, block_sparse_tensors=sparse, out=out, lse=lse

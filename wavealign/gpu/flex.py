@@ -8,9 +8,10 @@ that computes a BlockMask without a mask_mod densely, without a word
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -29,18 +30,16 @@ _LIMITS: dict[str, Any] = {
 class FlexAttention(Backend):
     """``torch.nn.attention.flex_attention``, compiled by inductor to Triton."""
 
-    name: ClassVar[str] = "flex"
-    title: ClassVar[str] = "torch FlexAttention, Triton kernel"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("torch", "gpu"), ("triton", "gpu"))
-    distribution: ClassVar[str] = "torch"
-    kernels_per_launch: ClassVar[int] = 2  # the other one scales the log-sum-exps
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    name = "flex"
+    title = "torch FlexAttention, Triton kernel"
+    needs = (("torch", "gpu"), ("triton", "gpu"))
+    distribution = "torch"
+    kernels_per_launch = 2  # the other one scales the log-sum-exps
+    capabilities = Capabilities(
         blocks=((128, 128), (128, 64), (64, 64), (64, 128)),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((8, 0), (9, 0)),
+        dtypes=("bf16", "fp16"), head_dims=(64, 128), compute_capability=((8, 0), (9, 0)),
         layout=ListLayout("gathered"),
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._compiled: Any = None
@@ -85,7 +84,7 @@ class FlexAttention(Backend):
 
         first = True
 
-        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        def launch() -> tuple[Tensor, Tensor]:
             nonlocal first
             # Each shape is compiled once. After eight of them torch would go on without compiling:
             # by other kernels, with all scores in memory.

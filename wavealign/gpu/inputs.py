@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.gpu.sizes import Sizes
@@ -21,9 +22,9 @@ class Inputs:
         k, v: ``[B, tokens_kv, H_kv, D]``.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
 
     @classmethod
     def random(cls, sizes: Sizes, device: str | torch.device, seed: int = 0) -> Inputs:
@@ -32,7 +33,7 @@ class Inputs:
             raise InputError(f"dtype '{sizes.dtype}'; expected {' or '.join(DTYPES)}.")
         generator = torch.Generator(device).manual_seed(seed)
 
-        def draw(tokens: int, heads: int) -> torch.Tensor:
+        def draw(tokens: int, heads: int) -> Tensor:
             shape = (sizes.batch, tokens, heads, sizes.head_dim)
             dtype = DTYPES[sizes.dtype]
             return torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -50,12 +51,5 @@ class Inputs:
 
     def arranged(self, strided: bool) -> Inputs:
         """Contiguous, or with D contiguous where other strides are welcome; copies if it must."""
-        fits = (
-            t.stride(-1) == 1 if strided else t.is_contiguous() for t in (self.q, self.k, self.v)
-        )
-        return Inputs(
-            *(
-                t if fit else t.contiguous()
-                for t, fit in zip((self.q, self.k, self.v), fits, strict=True)
-            )
-        )
+        tensors = (self.q, self.k, self.v)
+        return Inputs(*(t if strided and t.stride(-1) == 1 else t.contiguous() for t in tensors))

@@ -7,11 +7,10 @@ what tests hold the kernel against.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def gather_blocks(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def gather_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """Copy query blocks into launch order.
 
     Args:
@@ -26,43 +25,35 @@ def gather_blocks(
 
         move_blocks(source, row_order, block, out, gather=True)
         return
-    B, tokens, H, D = source.shape
-    M = row_order.shape[1]
-    padded = source.new_zeros(B, M * block, H, D)
-    padded[:, :tokens] = source
-    blocks = padded.view(B, M, block, H, D).permute(3, 1, 0, 2, 4)  # [H, M, B, block, D]
-    moved = blocks[_heads(row_order), row_order.long()]
-    out.copy_(moved.permute(2, 1, 3, 0, 4).reshape(B, M * block, H, D))
+    padded = torch.zeros_like(out)
+    padded[:, : source.shape[1]] = source
+    _blocks(out, block).copy_(_blocks(padded, block)[_heads(row_order), row_order.long()])
 
 
-def scatter_blocks(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def scatter_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """The inverse of `gather_blocks`: ``[B, M * block, H, D]`` to ``[B, tokens, H, D]``."""
     if source.is_cuda:
         from wavealign.gpu._triton_kernels import move_blocks
 
         move_blocks(source, row_order, block, out, gather=False)
         return
-    B, _, H, D = source.shape
-    M = row_order.shape[1]
-    blocks = source.view(B, M, block, H, D).permute(3, 1, 0, 2, 4)
-    moved = torch.empty_like(blocks)
-    moved[_heads(row_order), row_order.long()] = blocks
-    out.copy_(moved.permute(2, 1, 3, 0, 4).reshape(B, M * block, H, D)[:, : out.shape[1]])
+    moved = torch.empty_like(source)
+    _blocks(moved, block)[_heads(row_order), row_order.long()] = _blocks(source, block)
+    out.copy_(moved[:, : out.shape[1]])
 
 
-def scatter_lse(
-    source: torch.Tensor, row_order: torch.Tensor, block: int, out: torch.Tensor
-) -> None:
+def scatter_lse(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
     """Bring log-sum-exps back: ``[B, H, M * block]`` in launch order to ``[B, H, tokens]``."""
-    B, H, _ = source.shape
-    M = row_order.shape[1]
-    blocks = source.view(B, H, M, block)
+    blocks = source.unflatten(2, (-1, block))
     moved = torch.empty_like(blocks)
     moved[:, _heads(row_order), row_order.long()] = blocks
-    out.copy_(moved.view(B, H, M * block)[:, :, : out.shape[2]])
+    out.copy_(moved.flatten(2)[..., : out.shape[2]])
 
 
-def _heads(row_order: torch.Tensor) -> torch.Tensor:
+def _blocks(tensor: Tensor, block: int) -> Tensor:
+    """``[B, M * block, H, D]`` as ``[H, M, B, block, D]``, a view."""
+    return tensor.unflatten(1, (-1, block)).permute(3, 1, 0, 2, 4)
+
+
+def _heads(row_order: Tensor) -> Tensor:
     return torch.arange(row_order.shape[0], device=row_order.device)[:, None]

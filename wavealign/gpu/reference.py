@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -18,17 +18,17 @@ from wavealign.planning.lists import DeviceSchedule
 
 _SCORES_BYTES = 2**31  # of one chunk of rows' scores
 
-Rows = Iterable[tuple[int, torch.Tensor]]  # a head's query blocks, each with its K/V blocks
+Rows = Iterable[tuple[int, Tensor]]  # a head's query blocks, each with its K/V blocks
 
 
 class Reference(Backend):
     """Row after row in launch order over its list: slow, on any device, for tests and doubts."""
 
-    name: ClassVar[str] = "reference"
-    title: ClassVar[str] = "row after row in float32, on any device"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("torch", "gpu"),)
-    distribution: ClassVar[str] = "torch"
-    capabilities: ClassVar[Capabilities] = Capabilities(None, None, None, None)
+    name = "reference"
+    title = "row after row in float32, on any device"
+    needs = (("torch", "gpu"),)
+    distribution = "torch"
+    capabilities = Capabilities(None, None, None, None)
 
     def takes_strides(self) -> bool:
         """See `Backend.takes_strides`."""
@@ -37,7 +37,7 @@ class Reference(Backend):
     def bind(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> BoundKernel:
         """See `Backend.bind`. A launch reads table and counts on the host."""
 
-        def launch() -> tuple[torch.Tensor, torch.Tensor]:
+        def launch() -> tuple[Tensor, Tensor]:
             table, counts = lists.table.tolist(), lists.counts.tolist()
 
             def rows(h: int) -> Rows:
@@ -48,7 +48,7 @@ class Reference(Backend):
         return BoundKernel(launch)
 
 
-def reference_attention(mask: BlockMask, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_attention(mask: BlockMask, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Attention over the kept blocks only; a row of query blocks at a time, so 364K tokens fit.
 
     Rows without a K/V block give output 0 and log-sum-exp -inf.
@@ -72,7 +72,7 @@ def reference_attention(mask: BlockMask, inputs: Inputs) -> tuple[torch.Tensor, 
 
 def _attend(
     inputs: Inputs, block: tuple[int, int], rows: Callable[[int], Rows], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     q, k, v = inputs.q, inputs.k, inputs.v
     (B, tokens, H, D), (block_q, block_kv) = q.shape, block
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
@@ -94,8 +94,8 @@ def _attend(
 
 
 def _attend_tokens(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, keys: Tensor, values: Tensor, kept: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
     """One query block over the kept tokens, a chunk at a time, merged by log-sum-exp."""
     chunk = max(1, _SCORES_BYTES // (4 * q.shape[0] * q.shape[1]))
     out, lse = None, None

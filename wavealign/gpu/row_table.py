@@ -6,9 +6,9 @@ On Hopper a Gluon kernel runs (TMA, warp specialisation), elsewhere a plain Trit
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
@@ -20,16 +20,14 @@ from wavealign.planning.lists import DeviceSchedule
 class TritonRows(Backend):
     """A CTA looks its query block up in a table, and can say when and where it ran."""
 
-    name: ClassVar[str] = "triton"
-    title: ClassVar[str] = "WaveAlign's Triton kernels, row order as a table"
-    needs: ClassVar[tuple[tuple[str, str], ...]] = (("triton", "gpu"),)
-    distribution: ClassVar[str] = "triton"
-    capabilities: ClassVar[Capabilities] = Capabilities(
+    name = "triton"
+    title = "WaveAlign's Triton kernels, row order as a table"
+    needs = (("triton", "gpu"),)
+    distribution = "triton"
+    capabilities = Capabilities(
         blocks=((128, 128), (64, 128), (128, 64), (64, 64)),
-        dtypes=("bf16", "fp16"),
-        head_dims=(64, 128),
-        compute_capability=((8, 0), (9, 0)),
-    )
+        dtypes=("bf16", "fp16"), head_dims=(64, 128), compute_capability=((8, 0), (9, 0)),
+    )  # fmt: skip
 
     def rows_per_sm(self, sizes: Sizes) -> int:
         """See `Backend.rows_per_sm`: on Hopper two CTAs of 64 rows share an SM."""
@@ -47,7 +45,7 @@ class TritonRows(Backend):
         """See `Backend.bind`."""
         return _bound(sizes, lists, inputs)
 
-    def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> torch.Tensor:
+    def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> Tensor:
         """Run once and say when and where each CTA ran.
 
         Returns:
@@ -66,7 +64,7 @@ def is_hopper() -> bool:
 
 
 def _bound(
-    sizes: Sizes, lists: DeviceSchedule, inputs: Inputs, record: torch.Tensor | None = None
+    sizes: Sizes, lists: DeviceSchedule, inputs: Inputs, record: Tensor | None = None
 ) -> BoundKernel:
     q, k, v = inputs.q, inputs.k, inputs.v
     arrays = (lists.table, lists.counts, lists.starts, lists.indices)
@@ -75,7 +73,7 @@ def _bound(
     lse = torch.empty(B, H, tokens, dtype=torch.float32, device=q.device)
     scale_log2 = math.log2(math.e) / math.sqrt(D)
 
-    def launch_hopper() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch_hopper() -> tuple[Tensor, Tensor]:
         from wavealign.gpu._hopper_kernels import attend_rows_hopper
 
         attend_rows_hopper(
@@ -83,7 +81,7 @@ def _bound(
         )
         return out, lse
 
-    def launch_plain() -> tuple[torch.Tensor, torch.Tensor]:
+    def launch_plain() -> tuple[Tensor, Tensor]:
         from wavealign.gpu._triton_kernels import attend_rows
 
         # What shared memory allows: 164 KiB on an A100, 100 KiB on other Ampere and Ada cards.

@@ -99,17 +99,9 @@ def enter_passes(
             ax = tl.abs(x)
             ay = tl.abs(y)
             ratio = tl.minimum(ax, ay) / tl.maximum(ax, ay)
-            guess = ratio * (
-                0.9998660
-                + ratio
-                * ratio
-                * (
-                    -0.3302995
-                    + ratio
-                    * ratio
-                    * (0.1801410 + ratio * ratio * (-0.0851330 + ratio * ratio * 0.0208351))
-                )
-            )
+            square = ratio * ratio
+            guess = 0.1801410 + square * (-0.0851330 + square * 0.0208351)
+            guess = ratio * (0.9998660 + square * (-0.3302995 + square * guess))
             guess = tl.where(ay > ax, two_pi / 4 - guess, guess)
             guess = tl.where(x < 0, two_pi / 2 - guess, guess)
             guess = tl.where(y < 0, -guess, guess)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import HeadMask
@@ -29,10 +30,10 @@ class DeviceSchedule:
         policies: one name a head.
     """
 
-    table: torch.Tensor
-    counts: torch.Tensor
-    starts: torch.Tensor
-    indices: torch.Tensor
+    table: Tensor
+    counts: Tensor
+    starts: Tensor
+    indices: Tensor
     columns: int
     layout: ListLayout
     policies: tuple[str, ...]

@@ -7,13 +7,14 @@ own (asynchronous) error.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def dense_mask(mask: torch.Tensor) -> torch.Tensor:
+def dense_mask(mask: Tensor) -> Tensor:
     """A bool mask as bool ``[H, M, N]``, contiguous; a batch axis is folded into the heads.
 
     Args:
@@ -33,7 +34,7 @@ def dense_mask(mask: torch.Tensor) -> torch.Tensor:
     return heads if heads.dtype == torch.bool else heads != 0
 
 
-def mask_from_packed(packed: torch.Tensor, columns: int) -> torch.Tensor:
+def mask_from_packed(packed: Tensor, columns: int) -> Tensor:
     """Bool ``[..., M, N]`` from ``numpy.packbits(mask, axis=-1)``.
 
     Args:
@@ -54,13 +55,13 @@ def mask_from_packed(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def mask_from_lists(
-    indices: torch.Tensor,
+    indices: Tensor,
     columns: int,
     *,
-    counts: torch.Tensor | None = None,
-    indptr: torch.Tensor | None = None,
+    counts: Tensor | None = None,
+    indptr: Tensor | None = None,
     shape: tuple[int, int] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Bool ``[..., M, N]`` from lists of K/V blocks, in any order.
 
     Args:
@@ -99,7 +100,7 @@ def mask_from_lists(
     return mask.view(H, M, columns)
 
 
-def _from_padded(indices: torch.Tensor, counts: torch.Tensor, columns: int) -> torch.Tensor:
+def _from_padded(indices: Tensor, counts: Tensor, columns: int) -> Tensor:
     if indices.shape[:-1] != counts.shape or counts.ndim < 1:
         raise InputError(
             f"indices {list(indices.shape)} and counts {list(counts.shape)}; expected "

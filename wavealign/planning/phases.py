@@ -12,18 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
 
 
 def entry_skips(
-    order: torch.Tensor,
-    counts: torch.Tensor,
-    places: torch.Tensor,
-    phased: torch.Tensor,
-    wave: int,
-    columns: int,
-) -> torch.Tensor:
+    order: Tensor, counts: Tensor, places: Tensor, phased: Tensor, wave: int, columns: int
+) -> Tensor:
     """How many entries of its list each row leaves for the end of its pass.
 
     Args:
@@ -41,17 +37,6 @@ def entry_skips(
         from wavealign.planning._phase_kernels import launch_phases
 
         return launch_phases(order, counts, places, phased, wave, columns, BLOCK_TICKS, START_TICKS)
-    return _on_cpu(order, counts, places, phased, wave, columns)
-
-
-def _on_cpu(
-    order: torch.Tensor,
-    counts: torch.Tensor,
-    places: torch.Tensor,
-    phased: torch.Tensor,
-    wave: int,
-    columns: int,
-) -> torch.Tensor:
     from wavealign.order._kernels import phase_rows
 
     H, M = order.shape

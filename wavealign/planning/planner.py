@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import HeadMask
@@ -69,13 +70,11 @@ class Planner:
             self._counts = torch.empty(H, M, dtype=torch.int32, device=self.device)
             self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
             self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
-        self._kv_orders: dict[tuple[bool, ...], torch.Tensor] = {}
-        self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
-        self._solver_start: torch.Tensor | None = None
+        self._kv_orders: dict[tuple[bool, ...], Tensor] = {}
+        self._flags: dict[tuple[bool, ...], Tensor] = {}
+        self._solver_start: Tensor | None = None
 
-    def __call__(
-        self, mask: torch.Tensor, policies: str | Sequence[str] = "lockstep"
-    ) -> DeviceSchedule:
+    def __call__(self, mask: Tensor, policies: str | Sequence[str] = "lockstep") -> DeviceSchedule:
         """Plan a mask.
 
         Args:
@@ -115,21 +114,16 @@ class Planner:
             skips = torch.zeros_like(counts)
         walk = Walk(kv_orders, backwards, skips)
         write_lists(kept, counts, walk, slots, self.layout, self._indices)
+        names = tuple(recipe.name for recipe in recipes)
         return DeviceSchedule(
-            self._table,
-            self._counts,
-            self._starts,
-            self._indices,
-            N,
-            self.layout,
-            tuple(recipe.name for recipe in recipes),
+            self._table, self._counts, self._starts, self._indices, N, self.layout, names
         )
 
-    def kv_orders(self, policies: str | Sequence[str]) -> torch.Tensor:
+    def kv_orders(self, policies: str | Sequence[str]) -> Tensor:
         """Int32 ``[H, N]``: each head's K/V order under these policies, place → K/V block."""
         return self._kv_orders_of([r.visits for r in recipes_per_head(policies, self.shape[0])])
 
-    def _row_orders(self, rows: row_orders.Rows, recipes: Sequence[Recipe]) -> torch.Tensor:
+    def _row_orders(self, rows: row_orders.Rows, recipes: Sequence[Recipe]) -> Tensor:
         keys = [(recipe.rows, recipe.inside_waves) for recipe in recipes]
         made = {key: row_orders.row_order(*key, rows) for key in dict.fromkeys(keys)}
         chosen = made[keys[0]]
@@ -137,7 +131,7 @@ class Planner:
             chosen = torch.where(self._flag([k == key for k in keys])[:, None], order, chosen)
         return chosen
 
-    def _start(self) -> torch.Tensor:
+    def _start(self) -> Tensor:
         """Of the solver, drawn on the host once and kept on the device."""
         if self._solver_start is None:
             rng = OrderContext(self.wave, self.seed, 0).rng(Draw.SOLVER)
@@ -145,7 +139,7 @@ class Planner:
             self._solver_start = torch.from_numpy(start).to(self.device)
         return self._solver_start
 
-    def _kv_orders_of(self, visits: Sequence[VisitOrder]) -> torch.Tensor:
+    def _kv_orders_of(self, visits: Sequence[VisitOrder]) -> Tensor:
         """int32 ``[H, N]``, drawn on the host once and kept on the device."""
         key = tuple(v.shuffled for v in visits)
         if key not in self._kv_orders:
@@ -158,7 +152,7 @@ class Planner:
             self._kv_orders[key] = torch.from_numpy(np.stack(drawn)).to(self.device)
         return self._kv_orders[key]
 
-    def _flag(self, values: Sequence[bool]) -> torch.Tensor:
+    def _flag(self, values: Sequence[bool]) -> Tensor:
         """Bool ``[H]`` on the device, copied there once."""
         key = tuple(values)
         if key not in self._flags:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.errors import unknown_name
 from wavealign.order.row_orders import DEALT_SPAN_FRAC
@@ -23,13 +24,13 @@ class Rows:
         solver_start: gives the random vectors that `svd` starts from.
     """
 
-    mask: torch.Tensor
-    counts: torch.Tensor
+    mask: Tensor
+    counts: Tensor
     wave: int
-    solver_start: Callable[[], torch.Tensor]
+    solver_start: Callable[[], Tensor]
 
 
-def row_order(name: str, inside_waves: bool, rows: Rows) -> torch.Tensor:
+def row_order(name: str, inside_waves: bool, rows: Rows) -> Tensor:
     """The row order of this name; with `inside_waves` its waves are sorted by NNZ.
 
     Raises:
@@ -41,18 +42,18 @@ def row_order(name: str, inside_waves: bool, rows: Rows) -> torch.Tensor:
     return by_nnz_inside_waves(order, rows.counts, rows.wave) if inside_waves else order
 
 
-def natural(counts: torch.Tensor) -> torch.Tensor:
+def natural(counts: Tensor) -> Tensor:
     """Query blocks as they come."""
     H, M = counts.shape
     return torch.arange(M, device=counts.device).expand(H, M)
 
 
-def by_nnz(counts: torch.Tensor) -> torch.Tensor:
+def by_nnz(counts: Tensor) -> Tensor:
     """NNZ descending over the whole head; equal rows keep their natural order."""
     return torch.argsort(counts, dim=-1, descending=True, stable=True)
 
 
-def by_nnz_inside_waves(order: torch.Tensor, counts: torch.Tensor, wave: int) -> torch.Tensor:
+def by_nnz_inside_waves(order: Tensor, counts: Tensor, wave: int) -> Tensor:
     """Cut `order` into waves of `wave` slots and sort each by NNZ, descending.
 
     Equal rows keep their place in `order`.
@@ -63,7 +64,7 @@ def by_nnz_inside_waves(order: torch.Tensor, counts: torch.Tensor, wave: int) ->
     return order.gather(-1, torch.argsort(wave_of_slot * span - length, dim=-1, stable=True))
 
 
-def by_nnz_dealt(counts: torch.Tensor, wave: int) -> torch.Tensor:
+def by_nnz_dealt(counts: Tensor, wave: int) -> Tensor:
     """NNZ descending by groups of waves, rows of a group dealt to its waves in turn.
 
     See `wavealign.order.row_orders.nnz_dealt`. Groups begin at whole waves: where a group would end
@@ -94,7 +95,7 @@ def by_nnz_dealt(counts: torch.Tensor, wave: int) -> torch.Tensor:
     return torch.empty_like(order).scatter_(-1, target, order)
 
 
-def _followed(following: torch.Tensor) -> torch.Tensor:
+def _followed(following: Tensor) -> Tensor:
     """Which places are reached from 0 by going from a place to `following`; bool ``[H, places]``.
 
     Every step goes forwards, so squaring "is there or one step on" a few times gives all.
@@ -108,7 +109,7 @@ def _followed(following: torch.Tensor) -> torch.Tensor:
     return reach[:, 0] > 0
 
 
-ROW_ORDERS: dict[str, Callable[[Rows], torch.Tensor]] = {
+ROW_ORDERS: dict[str, Callable[[Rows], Tensor]] = {
     "original": lambda rows: natural(rows.counts),
     "nnz": lambda rows: by_nnz(rows.counts),
     "nnz-dealt": lambda rows: by_nnz_dealt(rows.counts, rows.wave),

@@ -10,6 +10,7 @@ ridge to make bases, repeated squaring for the leading eigenvector of an 8 x 8 m
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 RANK = 8
 """Vectors of the block. The leading one converges as (σ₉/σ₁)² per iteration."""
@@ -23,7 +24,7 @@ _CHUNK_BYTES = 2**30  # of the float32 copy of the mask
 _ROUNDING = 5  # digits, as in wavealign.order.spectra
 
 
-def svd_order(mask: torch.Tensor, counts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def svd_order(mask: Tensor, counts: Tensor, start: Tensor) -> Tensor:
     """Sort by σ₁u₁ of the column-centred mask, from the end where NNZ is large.
 
     Args:
@@ -43,17 +44,17 @@ def svd_order(mask: torch.Tensor, counts: torch.Tensor, start: torch.Tensor) -> 
     return torch.cat(orders) if len(orders) > 1 else orders[0]
 
 
-def leading_coordinate(mask: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def leading_coordinate(mask: Tensor, start: Tensor) -> Tensor:
     """σ₁u₁ of each head's column-centred mask, float64 ``[H, M]``; 0 where all rows are equal."""
     matrix = mask.float()
     M = matrix.shape[1]
     mean = matrix.mean(1, keepdim=True)  # [H, 1, N]
     flat = ((mean == 0) | (mean == 1)).all(-1)  # [H, 1]
 
-    def times(x: torch.Tensor) -> torch.Tensor:  # [H, N, r] -> [H, M, r]
+    def times(x: Tensor) -> Tensor:  # [H, N, r] -> [H, M, r]
         return matrix @ x - mean @ x
 
-    def transposed_times(y: torch.Tensor) -> torch.Tensor:  # [H, M, r] -> [H, N, r]
+    def transposed_times(y: Tensor) -> Tensor:  # [H, M, r] -> [H, N, r]
         return matrix.mT @ y - mean.mT * y.sum(1, keepdim=True)
 
     block = times(start.expand(len(matrix), -1, -1))
@@ -68,7 +69,7 @@ def leading_coordinate(mask: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     return torch.where(flat.expand(-1, M), 0.0, coordinate)
 
 
-def _basis(block: torch.Tensor) -> torch.Tensor:
+def _basis(block: Tensor) -> Tensor:
     """Columns with the same span, orthonormal but for directions that have died out."""
     # Columns may differ by orders of magnitude after a product: equal lengths first.
     block = block / block.norm(dim=1, keepdim=True).clamp_min(1e-30)
@@ -81,7 +82,7 @@ def _basis(block: torch.Tensor) -> torch.Tensor:
     return basis.float()
 
 
-def _leading_eigenvector(gram: torch.Tensor) -> torch.Tensor:
+def _leading_eigenvector(gram: Tensor) -> Tensor:
     """Of a positive semidefinite ``[H, r, r]``, as ``[H, r, 1]`` of length 1 (or 0)."""
     power = gram
     for _ in range(_SQUARINGS):
@@ -93,7 +94,7 @@ def _leading_eigenvector(gram: torch.Tensor) -> torch.Tensor:
     return column / column.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
-def _descending(coordinate: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _descending(coordinate: Tensor, counts: Tensor) -> Tensor:
     largest = coordinate.abs().amax(-1, keepdim=True)
     safe = torch.where(largest > 0, largest, 1.0)
     rounded = torch.round(coordinate / safe * 10**_ROUNDING)

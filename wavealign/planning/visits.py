@@ -6,9 +6,11 @@ GPU; tests hold the two against each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from wavealign.planning.layout import ListLayout
 
@@ -26,18 +28,13 @@ class Walk:
             around; less than its length.
     """
 
-    kv_orders: torch.Tensor
-    backwards: torch.Tensor
-    skips: torch.Tensor
+    kv_orders: Tensor
+    backwards: Tensor
+    skips: Tensor
 
 
 def write_lists(
-    mask: torch.Tensor,
-    counts: torch.Tensor,
-    walk: Walk,
-    slots: torch.Tensor,
-    layout: ListLayout,
-    out: torch.Tensor,
+    mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor
 ) -> None:
     """Write each row's K/V blocks in visiting order.
 
@@ -55,64 +52,56 @@ def write_lists(
 
         launch_lists(mask, counts, walk, slots, layout, out)
         return
-    H, M, N = mask.shape
-    heads = max(1, _CHUNK_BYTES // (8 * M * N))
-    for first in range(0, H, heads):
-        part = slice(first, first + heads)
-        piece = Walk(walk.kv_orders[part], walk.backwards[part], walk.skips[part])
-        _write(mask[part], counts[part], piece, slots[part], layout, out[part])
-
-
-def _write(
-    mask: torch.Tensor,
-    counts: torch.Tensor,
-    walk: Walk,
-    slots: torch.Tensor,
-    layout: ListLayout,
-    out: torch.Tensor,
-) -> None:
-    H, M, N = mask.shape
     width = out.shape[-1]
-    kv_orders = walk.kv_orders[:, None, :].expand(H, M, N)
-    kept = mask.gather(-1, kv_orders.long())
-    last = counts[..., None] - 1
-    visit = kept.cumsum(-1, dtype=torch.int32) - 1
-    visit = torch.where(walk.backwards[..., None], last - visit, visit)
-    visit = torch.remainder(visit - walk.skips[..., None], (last + 1).clamp_min(1))
-    if layout.ragged_kv_first:
-        ragged = kept & (kv_orders == N - 1)
-        # Where the row visits its last K/V block; behind every place where it hasn't one.
-        at = torch.where(ragged, visit, 0).sum(-1, keepdim=True)
-        at = torch.where(ragged.any(-1, keepdim=True), at, -1)
-        visit = torch.where(visit == at, 0, torch.where(visit < at, visit + 1, visit))
-    if layout.walks == "backwards":
-        visit = last - visit
-    target = torch.where(kept & (visit < width), visit, width).long()
-    wide = out.new_zeros(H, M, width + 1)
-    wide.scatter_(-1, target, kv_orders)
-    rows = wide[..., :width]
-    if layout.gathers:
-        out.scatter_(1, slots[..., None].expand(-1, -1, width), rows)
-    else:
-        out.copy_(rows)
+    for part in _parts(mask):
+        kv_orders = walk.kv_orders[part, None]
+        kept, visit = _along(kv_orders, mask[part])
+        last = counts[part, :, None] - 1
+        visit = torch.where(walk.backwards[part, :, None], last - visit, visit)
+        visit = torch.remainder(visit - walk.skips[part, :, None], (last + 1).clamp_min(1))
+        if layout.ragged_kv_first:
+            ragged = kept & (kv_orders == mask.shape[-1] - 1)
+            # Where the row visits its last K/V block; behind every place where it hasn't one.
+            at = torch.where(ragged, visit, 0).sum(-1, keepdim=True)
+            at = torch.where(ragged.any(-1, keepdim=True), at, -1)
+            visit = torch.where(visit == at, 0, torch.where(visit < at, visit + 1, visit))
+        if layout.walks == "backwards":
+            visit = last - visit
+        rows = _by_visit(kv_orders, kept, visit, width)
+        if layout.gathers:
+            out[part].scatter_(1, slots[part, :, None].expand(-1, -1, width), rows)
+        else:
+            out[part].copy_(rows)
 
 
-def write_places(
-    mask: torch.Tensor, counts: torch.Tensor, kv_orders: torch.Tensor, out: torch.Tensor
-) -> None:
+def write_places(mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor) -> None:
     """Write each row's places in the head's K/V order, ascending: int32 ``[H, M, width]``."""
-    H, M, N = mask.shape
     if out.is_cuda:
         from wavealign.planning._list_kernels import launch_places
 
         launch_places(mask, counts, kv_orders, out)
         return
-    width = out.shape[-1]
-    places = torch.arange(N, dtype=torch.int32, device=mask.device)
-    for h in range(H):
-        kept = mask[h][:, kv_orders[h].long()]
-        visit = kept.cumsum(-1, dtype=torch.int32) - 1
-        target = torch.where(kept & (visit < width), visit, width).long()
-        wide = out.new_zeros(M, width + 1)
-        wide.scatter_(-1, target, places.expand(M, N))
-        out[h].copy_(wide[:, :width])
+    places = torch.arange(mask.shape[-1], dtype=torch.int32, device=mask.device)
+    for part in _parts(mask):
+        kept, visit = _along(kv_orders[part, None], mask[part])
+        out[part].copy_(_by_visit(places, kept, visit, out.shape[-1]))
+
+
+def _parts(mask: Tensor) -> Iterator[slice]:
+    """A few heads at a time, so that what lies between mask and lists stays small."""
+    H, M, N = mask.shape
+    heads = max(1, _CHUNK_BYTES // (8 * M * N))
+    return (slice(first, first + heads) for first in range(0, H, heads))
+
+
+def _along(kv_orders: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Which places of the K/V orders ``[H, 1, N]`` a row keeps, and how many it keeps before."""
+    kept = mask.gather(-1, kv_orders.expand(mask.shape).long())
+    return kept, kept.cumsum(-1, dtype=torch.int32) - 1
+
+
+def _by_visit(values: Tensor, kept: Tensor, visit: Tensor, width: int) -> Tensor:
+    """The kept values of each row in the order of their visits, int32 ``[H, M, width]``."""
+    target = torch.where(kept & (visit < width), visit, width).long()
+    wide = values.new_zeros(*kept.shape[:2], width + 1)
+    return wide.scatter_(-1, target, values.expand(kept.shape))[..., :width]

@@ -15,7 +15,7 @@ import torch
 
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
-from wavealign.attention.inputs import Sequences
+from wavealign.attention.inputs import Sequences, mask_sizes
 from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
@@ -236,10 +236,8 @@ class Session:
         order.check(L)
         self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
-        prepared = prepare(
-            self._terms, (B * H, M, N), B, self._block, q.device,
-            sequences=sequences, regime=self._regime, close_frac=SEARCH_LOOK_FRAC,
-        )  # fmt: skip
+        sizes = sequences.fitted(mask_sizes((B * H, M, N), B, self._block, sequences.tokens))
+        prepared = prepare(self._terms, sizes, q.device, self._regime, SEARCH_LOOK_FRAC)
         return LayerState(signature, order, prepared)
 
     def _by_plan(
