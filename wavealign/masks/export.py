@@ -51,7 +51,7 @@ def _flex(mask: BlockMask) -> Arrays:
     counts, lists = _lists(mask)
     return {
         "kv_num_blocks": np.zeros_like(counts),
-        "kv_indices": np.zeros_like(lists[..., :1]),
+        "kv_indices": np.zeros_like(lists),  # as wide: compiled kernels take one width for both
         "full_kv_num_blocks": counts,
         "full_kv_indices": lists,
         "BLOCK_SIZE": np.asarray([mask.block_q, mask.block_kv]),
