@@ -19,7 +19,7 @@ from wavealign.errors import unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.checks import zeros_and_ones
 from wavealign.masks.export import packed
-from wavealign.masks.layouts import LAYOUTS, Given, Layout
+from wavealign.masks.layouts import LAYOUTS, Layout, Reading
 from wavealign.npz import ArrayFile, save_npz
 from wavealign.tensor_files import open_arrays
 
@@ -87,15 +87,15 @@ def load_mask(
     with open_arrays(path, key) as file:
         foreign = _foreign(file, form)
         if foreign is not None:
-            notes: list[str] = []
-            mask = foreign.read(file, Given(block, tokens), notes)
-            return LoadedMask(mask, _name(path, key), (*notes, _length_note(mask, "")))
+            reading = Reading(file, block, tokens)
+            mask = foreign.read(reading)
+            return LoadedMask(mask, _name(path, key), (*reading.notes, _length_note(mask, "")))
         layout = _detect(file)
         if "schema" in file and file.text("schema") != MASK_SCHEMA:
             raise file.error(
                 f"has schema '{file.text('schema')}'; this version reads '{MASK_SCHEMA}'."
             )
-        notes = []
+        notes: list[str] = []
         block_size = _block_size(file, block, notes)
         arguments: dict[str, Any] = {"block": block_size, "meta": _meta(file)}
         if "seq_len" in file:
