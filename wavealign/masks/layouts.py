@@ -81,7 +81,7 @@ def _counted(
     leading = np.broadcast_shapes(*(index.shape[:-1] for _, index in arrays))
     width = max(index.shape[-1] for _, index in arrays)
     heads, M = _heads(at.file, present[0][1], (*leading, 1))
-    tokens = _tokens(at, tokens_name)
+    tokens = lengths(at, tokens_name)
     # The lists may be narrower than the K/V blocks (compact form); only a length says so.
     N = math.ceil(tokens[1] / block[1]) if tokens is not None else width
     rows, blocks = [], []
@@ -128,7 +128,7 @@ def _lut(at: Reading) -> BlockMask:
         raise at.file.error(
             "'lut' holds a step of 0 or less behind the first; expected steps ahead."
         )
-    return _mask(at, counts, blocks[used], (heads, M, N), block, _tokens(at))
+    return _mask(at, counts, blocks[used], (heads, M, N), block, lengths(at))
 
 
 def _scipy(at: Reading) -> BlockMask:
@@ -157,7 +157,7 @@ def _scipy(at: Reading) -> BlockMask:
         raise file.error(f"'indptr' ends at {pointers[-1]}; expected {len(indices)}, the indices.")
     row_of = np.repeat(np.arange(shape[1]), np.diff(pointers))
     counts = np.bincount(row_of[kept], minlength=shape[1])
-    return _mask(at, counts, indices[kept], shape, block, _tokens(at))
+    return _mask(at, counts, indices[kept], shape, block, lengths(at))
 
 
 def _flashinfer(at: Reading) -> BlockMask:
@@ -249,7 +249,12 @@ def _block(at: Reading, name: str = "block_size") -> Pair:
     return _own_block(at, (q, kv), name, f"'{name}'")
 
 
-def _tokens(at: Reading, name: str = "seq_len") -> Pair | None:
+def lengths(at: Reading, name: str = "seq_len") -> Pair | None:
+    """Query and key/value tokens, from the file or the caller; None where neither knows.
+
+    Raises:
+        InputError: they differ.
+    """
     if name not in at.file:
         return at.tokens
     q, kv = at.file.integers(name, 2)
@@ -297,4 +302,11 @@ def _mask(
     """The mask of rows, one behind the other."""
     at.notes.append(f"[H, M, N] = {list(shape)} (a batch is folded into heads)")
     with at.file.blamed():
-        return BlockMask.from_csr(row_pointers(counts), indices, shape, block, tokens)
+        mask = BlockMask.from_csr(row_pointers(counts), indices, shape, block, tokens)
+    at.notes.append(length_note(mask))
+    return mask
+
+
+def length_note(mask: BlockMask) -> str:
+    """How long the sequences are, in words."""
+    return f"sequence length: {mask.tokens_q} query and {mask.tokens_kv} key/value tokens"
