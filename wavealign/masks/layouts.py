@@ -77,19 +77,19 @@ def _counted(
             at.notes.append("tiles of different sizes: every tile is counted as a full block")
     block = _block(at, block_name)
     present = [pair for pair in lists if pair[0] in file and pair[1] in file]
-    arrays = [(_integers(at.file, count), _integers(at.file, index)) for count, index in present]
+    arrays = [(_integers(file, count), _integers(file, index)) for count, index in present]
     leading = np.broadcast_shapes(*(index.shape[:-1] for _, index in arrays))
     width = max(index.shape[-1] for _, index in arrays)
-    heads, M = _heads(at.file, present[0][1], (*leading, 1))
+    heads, M = _heads(file, present[0][1], (*leading, 1))
     tokens = lengths(at, tokens_name)
     # The lists may be narrower than the K/V blocks (compact form); only a length says so.
     N = math.ceil(tokens[1] / block[1]) if tokens is not None else width
     rows, blocks = [], []
     for (count_name, index_name), (count, index) in zip(present, arrays, strict=True):
-        counts = _fitting(at.file, count_name, count, index.shape[:-1])
+        counts = _fitting(file, count_name, count, index.shape[:-1])
         counts = np.broadcast_to(counts, leading).reshape(-1)
         entries = np.broadcast_to(index, (*leading, index.shape[-1])).reshape(len(counts), -1)
-        found = entries[_used(at.file, count_name, counts, entries.shape[1])]
+        found = entries[_used(file, count_name, counts, entries.shape[1])]
         if (wrong := outside(found, N)) is not None:
             why = (
                 f"The sequence length says {N} K/V blocks."
@@ -108,26 +108,25 @@ def _counted(
 
 def _lut(at: Reading) -> BlockMask:
     """Each entry is the step from the block before it, the first one from block 0."""
+    file = at.file
     at.notes.append("layout: SpargeAttn look-up table (steps from block to block)")
     block = _block(at)
-    lut, counts = _integers(at.file, "lut"), _integers(at.file, "valid_block_num")
-    (heads, M), N = _heads(at.file, "lut", lut.shape), lut.shape[-1]
-    counts = _fitting(at.file, "valid_block_num", counts, lut.shape[:-1]).reshape(-1)
-    used = _used(at.file, "valid_block_num", counts, N)
+    lut, counts = _integers(file, "lut"), _integers(file, "valid_block_num")
+    (heads, M), N = _heads(file, "lut", lut.shape), lut.shape[-1]
+    counts = _fitting(file, "valid_block_num", counts, lut.shape[:-1]).reshape(-1)
+    used = _used(file, "valid_block_num", counts, N)
     steps = lut.reshape(-1, N)
     blocks = np.cumsum(np.where(used, steps, 0), axis=1, dtype=np.int64)
     wrong = used & ((blocks >= N) | (blocks < 0))
     if wrong.any():
         row = int(np.argmax(wrong.any(axis=1)))
-        raise at.file.error(
+        raise file.error(
             f"'lut' runs past its end: the steps of row {row} lead to K/V block "
             f"{blocks[row][wrong[row]][0]}, and there are {N}. Are its entries block numbers "
             "rather than steps?"
         )
     if (used[:, 1:] & (steps[:, 1:] <= 0)).any():
-        raise at.file.error(
-            "'lut' holds a step of 0 or less behind the first; expected steps ahead."
-        )
+        raise file.error("'lut' holds a step of 0 or less behind the first; expected steps ahead.")
     return _mask(at, counts, blocks[used], (heads, M, N), block, lengths(at))
 
 
@@ -138,7 +137,7 @@ def _scipy(at: Reading) -> BlockMask:
         raise file.error(f"is a scipy matrix in format '{kind}'; convert it with .tocsr() first.")
     rows, columns = file.integers("shape", 2)
     data = file.array("data")
-    pointers, indices = _integers(at.file, "indptr"), _integers(at.file, "indices")
+    pointers, indices = _integers(file, "indptr"), _integers(file, "indices")
     at.notes.append(f"layout: scipy {kind}, one head of {rows} x {columns}")
     if kind == "bsr":
         if data.ndim != 3:
@@ -162,7 +161,7 @@ def _scipy(at: Reading) -> BlockMask:
 
 def _flashinfer(at: Reading) -> BlockMask:
     file = at.file
-    pointers, indices = _integers(at.file, "indptr"), _integers(at.file, "indices").reshape(-1)
+    pointers, indices = _integers(file, "indptr"), _integers(file, "indices").reshape(-1)
     at.notes.append("layout: FlashInfer block-sparse rows (indptr, indices, R x C)")
     size = file.integers("R", 1)[0], file.integers("C", 1)[0]
     block = _own_block(at, size, "blocks of", "'R' and 'C'")
