@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from wavealign._extras import require
 from wavealign.errors import InputError
-from wavealign.npz import ArrayFile, NpzFile
+from wavealign.npz import ArrayFile, NpzFile, need_file
 
 _EXPORT = (
     "save its tensors instead, full blocks and partial ones: torch.save({'kv_num_blocks': "
@@ -59,16 +59,9 @@ class TensorFile(ArrayFile):
         return self._arrays[member]
 
 
-def _need_file(path: Path) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: no such file.")
-    if not path.is_file():
-        raise InputError(f"{path}: is not a file.")
-
-
 def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     safetensors = require("safetensors", "methods", f"{path}")
-    _need_file(path)
+    need_file(path)
     arrays = {}
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -87,7 +80,7 @@ def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
     torch = require("torch", "methods", f"{path}")
-    _need_file(path)
+    need_file(path)
     try:
         with warnings.catch_warnings():
             # A bare pickle is warned about in torch's words before it is refused, or read.

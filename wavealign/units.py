@@ -9,16 +9,9 @@ from collections.abc import Callable, Sequence
 from wavealign.errors import InputError
 
 _FACTORS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
 _SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 

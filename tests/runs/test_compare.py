@@ -19,7 +19,7 @@ from wavealign.report.comparison import judge, outcome_of, records
 from wavealign.runs.files import Row, load_rows
 from wavealign.runs.folder import by_identity, read_records
 from wavealign.runs.metrics import METRICS
-from wavealign.runs.pairing import compare_rows, summarise
+from wavealign.runs.pairing import compare_rows
 
 TIME, READS, HITS = (METRICS[name] for name in ("time_ms", "hbm_read_bytes", "l2_hit_frac"))
 
@@ -70,7 +70,7 @@ def test_five_masks_with_policies_that_move_together_count_as_five():
     assert found.by_mask
     assert found.count == 50
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert not summarise(comparison.pairs[:40]).by_mask  # four masks
+    assert not comparison.summary(comparison.pairs[:40]).by_mask  # four masks
 
 
 def test_swapping_a_and_b_turns_the_sign():

@@ -113,11 +113,7 @@ FIELDS = (
 """Fields of a row of ``wavealign.run/1``, and attributes of a `Result`."""
 
 _NEEDED = FIELDS[: FIELDS.index("version") + 1]
-_PARTS: dict[str, type[Any]] = {
-    "launch": Launch,
-    "outcome": Outcome,
-    "environment": Environment,
-}
+_PARTS: dict[str, type[Any]] = {"launch": Launch, "outcome": Outcome, "environment": Environment}
 _PART_OF = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
 FIELD_TYPES = {f.name: str(f.type) for cls in _PARTS.values() for f in dataclasses.fields(cls)}
 """The type of each field, as it is written: ``"float | None"``."""
