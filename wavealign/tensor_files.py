@@ -107,15 +107,14 @@ def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Tensors, numbers and strings of nested dicts, under names joined by ``/``."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _flatten(item, f"{name}/{key}" if name else str(key), arrays)
-    elif hasattr(value, "detach"):
+    """Tensors, numbers and strings of nested dicts and lists, under names joined by ``/``."""
+    below = f"{name}/" if name else ""
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(n, int) for n in value)
+    if hasattr(value, "detach"):
         tensor = value.detach()
         layout = str(tensor.layout)
         if layout == "torch.sparse_bsr":
-            _blocks(tensor, f"{name}/" if name else "", arrays)
+            _blocks(tensor, below, arrays)
             return
         if layout != "torch.strided":
             _need_room(tensor, tensor.shape)
@@ -123,14 +122,11 @@ def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
         arrays[name or "mask"] = tensor.numpy()
-    elif isinstance(value, str | int | float | bool):
+    elif numbers or isinstance(value, str | int | float):
         arrays[name] = np.asarray(value)
-    elif isinstance(value, list | tuple):
-        if value and all(isinstance(item, int) for item in value):
-            arrays[name] = np.asarray(value)
-        else:
-            for index, item in enumerate(value):
-                _flatten(item, f"{name}/{index}" if name else str(index), arrays)
+    elif isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _flatten(item, f"{below}{key}", arrays)
 
 
 def _blocks(tensor: Any, prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
