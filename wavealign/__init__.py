@@ -22,17 +22,13 @@ if TYPE_CHECKING:
     from wavealign.sim import load_device, simulate
 
 _HOMES = {
-    name: module
-    for module, names in (
-        ("wavealign.attention", ("Attention", "Plan", "Reuse", "attend", "plan")),
-        ("wavealign.errors", ("InputError", "MissingCapabilityError", "WaveAlignError")),
-        ("wavealign.guard", ("Guard",)),
-        ("wavealign.masks", ("BlockMask", "load_mask", "mask_stats", "save_mask")),
-        ("wavealign.order", ("Schedule", "build_schedule")),
-        ("wavealign.runs.result", ("RunResult",)),
-        ("wavealign.sim", ("load_device", "simulate")),
-    )
-    for name in names
+    "wavealign.attention": ("Attention", "Plan", "Reuse", "attend", "plan"),
+    "wavealign.errors": ("InputError", "MissingCapabilityError", "WaveAlignError"),
+    "wavealign.guard": ("Guard",),
+    "wavealign.masks": ("BlockMask", "load_mask", "mask_stats", "save_mask"),
+    "wavealign.order": ("Schedule", "build_schedule"),
+    "wavealign.runs.result": ("RunResult",),
+    "wavealign.sim": ("load_device", "simulate"),
 }
 
 __all__ = [
@@ -46,7 +42,7 @@ _load = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if _HOMES.get(name) == "wavealign.attention":
+    if name in _HOMES["wavealign.attention"]:
         from wavealign._extras import require
 
         require("torch", "gpu", f"wavealign.{name}")

@@ -224,11 +224,10 @@ class BlockMask:
                 "the last axis, big-endian bit order."
             )
         counts = np.bitwise_count(packed).sum(axis=-1, dtype=np.int64)
-
-        def head(h: int) -> BoolArray:
-            return np.unpackbits(packed[h], axis=-1, count=N).view(np.bool_)
-
-        return _from_heads(head, counts, N, block, tokens, meta)
+        return _from_heads(
+            lambda h: np.unpackbits(packed[h], axis=-1, count=N).view(np.bool_),
+            counts, N, block, tokens, meta,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int, int]:
