@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
-from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array, row_pointers
 from wavealign.npz import NpzFile, save_npz
 
 SCHEDULE_SCHEMA = "wavealign.schedule/1"
@@ -93,11 +93,9 @@ class Schedule:
         """The schedule of only these heads, in this order."""
         _, M, N = self.shape
         lists = [self.head_lists(h) for h in heads]
-        indptr = np.zeros(len(lists) * M + 1, dtype=np.int64)
-        np.cumsum(np.concatenate([part.row_nnz for part in lists]), out=indptr[1:])
         return Schedule(
             self.row_order[list(heads)],
-            indptr,
+            row_pointers(np.concatenate([part.row_nnz for part in lists])),
             np.concatenate([part.indices for part in lists]),
             (len(lists), M, N),
             self.policy,

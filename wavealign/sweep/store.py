@@ -130,9 +130,7 @@ class Store:
         records = sorted_done(self.records.values())
         with _disk(self.folder):
             with whole_file(self.folder / "results.jsonl") as stream:
-                for record in records:
-                    assert record.result is not None
-                    stream.write((record.result.to_json() + "\n").encode())
+                stream.writelines(f"{r.result.to_json()}\n".encode() for r in records if r.result)
             return write_parquet(self.folder / "results.parquet", records)
 
 
