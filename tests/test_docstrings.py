@@ -31,7 +31,7 @@ MAKE_ERRORS = {"unknown_name", "error"}  # raise unknown_name(...), raise file.e
 @pytest.mark.parametrize("name", EXPORTED)
 def test_the_example_of_an_exported_name_prints_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if wavealign._HOMES[name] == "wavealign.attention":
+    if name in wavealign._HOMES["wavealign.attention"]:
         pytest.importorskip("torch")
     text = inspect.getdoc(getattr(wavealign, name))
     examples = section(text, "Example")

@@ -22,54 +22,27 @@ if TYPE_CHECKING:
     from wavealign.sim import load_device, simulate
 
 _HOMES = {
-    "Attention": "wavealign.attention",
-    "BlockMask": "wavealign.masks",
-    "Guard": "wavealign.guard",
-    "InputError": "wavealign.errors",
-    "MissingCapabilityError": "wavealign.errors",
-    "Plan": "wavealign.attention",
-    "Reuse": "wavealign.attention",
-    "RunResult": "wavealign.runs.result",
-    "Schedule": "wavealign.order",
-    "WaveAlignError": "wavealign.errors",
-    "attend": "wavealign.attention",
-    "build_schedule": "wavealign.order",
-    "load_device": "wavealign.sim",
-    "load_mask": "wavealign.masks",
-    "mask_stats": "wavealign.masks",
-    "plan": "wavealign.attention",
-    "save_mask": "wavealign.masks",
-    "simulate": "wavealign.sim",
+    "wavealign.attention": ("Attention", "Plan", "Reuse", "attend", "plan"),
+    "wavealign.errors": ("InputError", "MissingCapabilityError", "WaveAlignError"),
+    "wavealign.guard": ("Guard",),
+    "wavealign.masks": ("BlockMask", "load_mask", "mask_stats", "save_mask"),
+    "wavealign.order": ("Schedule", "build_schedule"),
+    "wavealign.runs.result": ("RunResult",),
+    "wavealign.sim": ("load_device", "simulate"),
 }
 
 __all__ = [
-    "Attention",
-    "BlockMask",
-    "Guard",
-    "InputError",
-    "MissingCapabilityError",
-    "Plan",
-    "Reuse",
-    "RunResult",
-    "Schedule",
-    "WaveAlignError",
-    "__version__",
-    "attend",
-    "build_schedule",
-    "load_device",
-    "load_mask",
-    "mask_stats",
-    "plan",
-    "save_mask",
-    "simulate",
-]
+    "Attention", "BlockMask", "Guard", "InputError", "MissingCapabilityError", "Plan", "Reuse",
+    "RunResult", "Schedule", "WaveAlignError", "__version__", "attend", "build_schedule",
+    "load_device", "load_mask", "mask_stats", "plan", "save_mask", "simulate",
+]  # fmt: skip
 
 _moved.install()
 _load = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if _HOMES.get(name) == "wavealign.attention":
+    if name in _HOMES["wavealign.attention"]:
         from wavealign._extras import require
 
         require("torch", "gpu", f"wavealign.{name}")

@@ -131,8 +131,7 @@ class NpzFile(ArrayFile):
 
     def __init__(self, path: str | Path, key: str | None = None) -> None:
         self._archive = _open(Path(path))
-        archive = isinstance(self._archive, np.lib.npyio.NpzFile)
-        super().__init__(Path(path), self._archive.files if archive else ["array"], key)
+        super().__init__(Path(path), list(self._archive), key)
 
     def close(self) -> None:
         """Close the archive; arrays that were read stay valid."""
@@ -140,8 +139,6 @@ class NpzFile(ArrayFile):
             self._archive.close()
 
     def _read(self, member: str, name: str) -> npt.NDArray[Any]:
-        if not isinstance(self._archive, np.lib.npyio.NpzFile):
-            return np.asarray(self._archive)
         try:
             return np.asarray(self._archive[member])
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as problem:
@@ -152,12 +149,21 @@ class NpzFile(ArrayFile):
             raise _value_error(f"{self.path}: array '{name}'", problem) from problem
 
 
-def _open(path: Path) -> Any:
-    """The open archive, or the array of an ``.npy``."""
+def need_file(path: Path, expected: str = "") -> None:
+    """Check that a file is there.
+
+    Raises:
+        InputError: it isn't, or is no file.
+    """
     if not path.exists():
         raise InputError(f"{path}: no such file.")
     if not path.is_file():
-        raise InputError(f"{path}: is not a file; expected an .npz.")
+        raise InputError(f"{path}: is not a file{expected}.")
+
+
+def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    """The open archive, or the array of an ``.npy``."""
+    need_file(path, "; expected an .npz")
     try:
         stream = path.open("rb")
     except OSError as problem:
@@ -177,10 +183,11 @@ def _open(path: Path) -> Any:
             ) from problem
         except ValueError as problem:
             raise _value_error(str(path), problem) from problem
-        if isinstance(archive, np.lib.npyio.NpzFile):
-            _check_members(path, archive.zip.namelist() if archive.zip is not None else [])
-            archive.fid = stream  # type: ignore[assignment]  # closed with the archive
-            stack.pop_all()
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            return {"array": np.asarray(archive)}
+        _check_members(path, archive.zip.namelist() if archive.zip is not None else [])
+        archive.fid = stream  # type: ignore[assignment]  # closed with the archive
+        stack.pop_all()
         return archive
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ import numpy.typing as npt
 
 from wavealign._extras import require
 from wavealign.errors import InputError
-from wavealign.npz import ArrayFile, NpzFile
+from wavealign.npz import ArrayFile, NpzFile, need_file
 
 _EXPORT = (
-    "save its tensors instead, e.g. torch.save({'kv_num_blocks': m.kv_num_blocks, 'kv_indices': "
-    "m.kv_indices, 'BLOCK_SIZE': m.BLOCK_SIZE, 'seq_lengths': m.seq_lengths}, FILE)"
+    "save its tensors instead, full blocks and partial ones: torch.save({'kv_num_blocks': "
+    "m.kv_num_blocks, 'kv_indices': m.kv_indices, 'full_kv_num_blocks': m.full_kv_num_blocks, "
+    "'full_kv_indices': m.full_kv_indices, 'BLOCK_SIZE': m.BLOCK_SIZE, 'seq_lengths': "
+    "m.seq_lengths}, FILE)"
 )
+
+_MOST_ENTRIES = 2**33
 
 
 def open_arrays(path: str | Path, key: str | None = None) -> ArrayFile:
@@ -53,16 +59,9 @@ class TensorFile(ArrayFile):
         return self._arrays[member]
 
 
-def _need_file(path: Path) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: no such file.")
-    if not path.is_file():
-        raise InputError(f"{path}: is not a file.")
-
-
 def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     safetensors = require("safetensors", "methods", f"{path}")
-    _need_file(path)
+    need_file(path)
     arrays = {}
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -81,12 +80,14 @@ def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
     torch = require("torch", "methods", f"{path}")
-    _need_file(path)
+    need_file(path)
     try:
         with warnings.catch_warnings():
             # A bare pickle is warned about in torch's words before it is refused, or read.
             warnings.simplefilter("ignore", UserWarning)
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            # Indices of sparse tensors that lead outside are found here, not by a crash later.
+            with torch.sparse.check_sparse_tensor_invariants(True):
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise InputError(
             f"{path}: holds Python objects that are more than tensors, which are never loaded; "
@@ -96,29 +97,60 @@ def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
         first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(f"{path}: is damaged or no torch file ({first}).") from problem
     arrays: dict[str, npt.NDArray[Any]] = {}
-    _flatten(content, "", arrays)
+    try:
+        _flatten(content, "", arrays)
+    except InputError as problem:
+        raise InputError(f"{path}: {problem}") from problem
     if not arrays:
         raise InputError(f"{path}: holds no tensor; expected a tensor or a dict of tensors.")
     return arrays
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Tensors, numbers and strings of nested dicts, under names joined by ``/``."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _flatten(item, f"{name}/{key}" if name else str(key), arrays)
-    elif hasattr(value, "detach"):
+    """Tensors, numbers and strings of nested dicts and lists, under names joined by ``/``."""
+    below = f"{name}/" if name else ""
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(n, int) for n in value)
+    if hasattr(value, "detach"):
         tensor = value.detach()
-        if tensor.layout is not None and str(tensor.layout) != "torch.strided":
+        layout = str(tensor.layout)
+        if layout == "torch.sparse_bsr":
+            _blocks(tensor, below, arrays)
+            return
+        if layout != "torch.strided":
+            _need_room(tensor, tensor.shape)
             tensor = tensor.to_dense()
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
         arrays[name or "mask"] = tensor.numpy()
-    elif isinstance(value, str | int | float | bool):
+    elif numbers or isinstance(value, str | int | float):
         arrays[name] = np.asarray(value)
-    elif isinstance(value, list | tuple):
-        if value and all(isinstance(item, int) for item in value):
-            arrays[name] = np.asarray(value)
-        else:
-            for index, item in enumerate(value):
-                _flatten(item, f"{name}/{index}" if name else str(index), arrays)
+    elif isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _flatten(item, f"{below}{key}", arrays)
+
+
+def _blocks(tensor: Any, prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Which blocks of a block-sparse tensor of elements hold something: a mask that says all."""
+    block = tuple(tensor.values().shape[-2:])
+    tokens = tuple(tensor.shape[-2:])
+    H, M, N = tensor.shape[:-2].numel(), tokens[0] // block[0], tokens[1] // block[1]
+    _need_room(tensor, (H, M, N))
+    pointers = tensor.crow_indices().reshape(H, M + 1).numpy()
+    columns = tensor.col_indices().reshape(H, -1).numpy()
+    holds = (tensor.values().reshape(H, columns.shape[1], -1) != 0).any(-1).numpy()
+    mask = np.zeros((H, M, N), dtype=np.bool_)
+    for h in range(H):
+        rows = np.repeat(np.arange(M), np.diff(pointers[h]))
+        mask[h, rows, columns[h]] = holds[h]
+    arrays[f"{prefix}mask"] = mask
+    arrays[f"{prefix}block_size"] = np.asarray(block)
+    arrays[f"{prefix}seq_len"] = np.asarray(tokens)
+
+
+def _need_room(tensor: Any, shape: Sequence[int]) -> None:
+    """Raise before a few bytes of a sparse tensor become more memory than there is."""
+    if math.prod(shape) > _MOST_ENTRIES:
+        raise InputError(
+            f"holds a sparse tensor ({tensor.layout}) of {' x '.join(map(str, shape))} entries, "
+            "more than a mask of blocks can have; save which blocks are kept, not which elements."
+        )

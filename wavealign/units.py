@@ -9,16 +9,9 @@ from collections.abc import Callable, Sequence
 from wavealign.errors import InputError
 
 _FACTORS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
 _SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -53,11 +46,11 @@ def parse_size(text: str) -> int:
 def format_size(size_bytes: float, places: int = 1) -> str:
     """A size for people, in powers of 1024: ``"34.0 MiB"``."""
     value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{places}f} {unit}"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.{0 if unit == 'B' else places}f} {unit}"
         value /= 1024
-    raise AssertionError("unreachable")
+    return f"{value:.{places}f} GiB"
 
 
 def decimal_size(largest_bytes: float) -> Callable[[float], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -167,6 +168,65 @@ def test_scipy(tmp_path):
     scipy.sparse.save_npz(tmp_path / "csc.npz", scipy.sparse.csc_array(DENSE[1]))
     with pytest.raises(InputError, match="'csc'; convert it"):
         load_mask(tmp_path / "csc.npz", (8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # torch's own, on making them
+@pytest.mark.parametrize("heads", [(), (2,), (1, 2)])
+@pytest.mark.parametrize("under", ["", "masks/"])
+def test_torch_block_sparse_tensors_are_masks_of_their_blocks(tmp_path, heads, under):
+    torch = pytest.importorskip("torch")
+    dense = np.stack([DENSE[0], DENSE[0][:, ::-1]])[: 2 if heads else 1]
+    elements = np.kron(dense, np.ones((1, 8, 4)))
+    tensor = torch.from_numpy(elements).reshape(*heads, *elements.shape[1:])
+    tensor = tensor.to_sparse_bsr((8, 4))
+    tensor.values()[..., 3, :, :] = 0  # a block that holds nothing isn't kept
+    torch.save({"masks": tensor} if under else tensor, tmp_path / "m.pt")
+    key = "masks" if under else None
+    found = load_mask(tmp_path / "m.pt", key=key).mask
+    for h in range(found.H):
+        expected = dense[h].copy()
+        rows, columns = np.nonzero(expected)
+        expected[rows[3], columns[3]] = False
+        assert (found.head(h).to_dense() == expected).all()
+    assert (found.block_q, found.block_kv) == (8, 4)
+    assert (found.tokens_q, found.tokens_kv) == elements.shape[1:]
+    with pytest.raises(InputError, match="leave --block out"):
+        load_mask(tmp_path / "m.pt", (128, 128), key)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors_of_any_declared_size_are_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    size = 2**21
+    tensor = torch.sparse_coo_tensor([[0], [1]], [True], (size, size))
+    torch.save(tensor, tmp_path / "m.pt")
+    with pytest.raises(InputError, match=r"m\.pt: holds a sparse tensor .* 2097152 x 2097152"):
+        load_mask(tmp_path / "m.pt", (128, 128))
+
+
+def band(b, h, q, kv):
+    return (q - kv).abs() < 300
+
+
+def test_the_recipe_for_a_pickled_mask_keeps_full_blocks(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    m = create_block_mask(band, 1, 1, 1024, 1024, device="cpu", BLOCK_SIZE=64)
+    torch.save(m, tmp_path / "pickled.pt")
+    with pytest.raises(InputError) as refusal:
+        load_mask(tmp_path / "pickled.pt")
+    fields = re.findall(r"'(\w+)': m\.(\w+)", str(refusal.value))
+    torch.save({name: getattr(m, attribute) for name, attribute in fields}, tmp_path / "m.pt")
+    kept = load_mask(tmp_path / "m.pt").mask.head(0).to_dense()
+    assert (kept == m.to_dense()[0, 0].bool().numpy()).all()
+
+
+def test_exported_flex_lists_are_of_one_width(tmp_path):
+    """Compiled FlexAttention reads partial and full lists by one width."""
+    export_mask(tmp_path / "flex.npz", MASK, "flex")
+    with np.load(tmp_path / "flex.npz") as file:
+        assert file["kv_indices"].shape == file["full_kv_indices"].shape
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

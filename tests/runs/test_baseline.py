@@ -9,10 +9,16 @@ from helpers import measured_result, run_result, trial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavealign.runs import METRICS, Row, best_by_condition
-from wavealign.runs.baseline import baseline_of, change, mean_of, mean_speedup, speedup
-from wavealign.runs.files import in_order
-from wavealign.runs.metrics import geometric_mean
+from wavealign.runs.baseline import (
+    baseline_of,
+    best_by_condition,
+    change,
+    mean_of,
+    mean_speedup,
+    speedup,
+)
+from wavealign.runs.files import Row, in_order
+from wavealign.runs.metrics import METRICS, geometric_mean
 from wavealign.runs.ranking import as_good, ranked, standings
 
 TIMES = st.lists(st.floats(0.1, 100), min_size=1, max_size=8)

@@ -19,7 +19,7 @@ from wavealign.report.comparison import judge, outcome_of, records
 from wavealign.runs.files import Row, load_rows
 from wavealign.runs.folder import by_identity, read_records
 from wavealign.runs.metrics import METRICS
-from wavealign.runs.pairing import compare_rows, summarise
+from wavealign.runs.pairing import compare_rows
 
 TIME, READS, HITS = (METRICS[name] for name in ("time_ms", "hbm_read_bytes", "l2_hit_frac"))
 
@@ -70,7 +70,7 @@ def test_five_masks_with_policies_that_move_together_count_as_five():
     assert found.by_mask
     assert found.count == 50
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert not summarise(comparison.pairs[:40]).by_mask  # four masks
+    assert not comparison.summary(comparison.pairs[:40]).by_mask  # four masks
 
 
 def test_swapping_a_and_b_turns_the_sign():
@@ -235,6 +235,14 @@ def test_the_table(tmp_path):
     assert run(a, b, "--fail-over", "5").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["run[cond]", "m:x[/attn1]", "a:smile:b"])
+def test_names_are_shown_as_they_are(tmp_path, name):
+    path = write_lines(tmp_path / "a.jsonl", [run_result(mask=name), run_result(mask="other")])
+    result = run(path, path, "--by", "mask")
+    assert result.exit_code == 0, result.output
+    assert f" {name} [0-1] d0  " in result.stdout.partition("\nbest")[0]
+
+
 def test_trials_and_sweep_folders(tmp_path):
     done = [trial(run_result(policy=p, time_ms=t)) for p, t in (("original", 10.0), ("nnz", 8.0))]
     write_lines(tmp_path / "sweep/trials/w1.jsonl", done)
@@ -297,6 +305,20 @@ def test_files_that_are_no_results(tmp_path, text, message):
     assert result.exit_code == 2
     assert message in result.output
     assert str(path) in result.output
+
+
+@pytest.mark.parametrize("figure", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("make", [lambda r: r, trial], ids=["run", "trial"])
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_figures_that_are_none_are_refused(tmp_path, command, make, figure):
+    path, page = tmp_path / "a.jsonl", tmp_path / "r.html"
+    good, bad = (make(run_result(time_ms=t)).to_json() for t in (1.0, 87.5))
+    path.write_text(f"{good}\n{bad.replace('87.5', figure)}\n")
+    second = ["-o", page] if command == "report" else [path]
+    result = CliRunner().invoke(main, [command, str(path), *map(str, second)])
+    assert result.exit_code == 2
+    assert f"{path}: line 2: a result row has time_ms {float(figure)}, which is" in result.output
+    assert not page.exists()
 
 
 @pytest.mark.parametrize(

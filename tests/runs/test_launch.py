@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavealign.errors import InputError
-from wavealign.runs import METRICS, Row, compare_rows
+from wavealign.runs.files import Row
 from wavealign.runs.launch import KEY_FIELDS, ORDER, SHARED, Launch, LaunchKeys, but
+from wavealign.runs.metrics import METRICS
+from wavealign.runs.pairing import compare_rows
 
 SAYS_ALL = {
     "head_dim": 128, "dtype": "bf16", "batch": 1, "kv_heads": 2, "device_digest": "aaaa",

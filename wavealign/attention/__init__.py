@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from wavealign.attention.stateful import Attention, Reuse
 
 _HOMES = {
-    "Attention": "wavealign.attention.stateful",
-    "Plan": "wavealign.attention.plans",
-    "Reuse": "wavealign.attention.stateful",
-    "attend": "wavealign.attention.call",
-    "plan": "wavealign.attention.plans",
+    "wavealign.attention.stateful": ("Attention", "Reuse"),
+    "wavealign.attention.plans": ("Plan", "plan"),
+    "wavealign.attention.call": ("attend",),
 }
 
 __all__ = ["Attention", "Plan", "Reuse", "attend", "plan"]

@@ -13,25 +13,15 @@ if TYPE_CHECKING:
     from wavealign.guard.statistics import HeadStatistics, mask_statistics
 
 _HOMES = {
-    "CostModel": "wavealign.guard.model",
-    "Decision": "wavealign.guard.decide",
-    "Guard": "wavealign.guard.decide",
-    "GuardProfile": "wavealign.guard.profile",
-    "HeadStatistics": "wavealign.guard.statistics",
-    "Prediction": "wavealign.guard.model",
-    "load_guard_profile": "wavealign.guard.profile",
-    "mask_statistics": "wavealign.guard.statistics",
+    "wavealign.guard.model": ("CostModel", "Prediction"),
+    "wavealign.guard.decide": ("Decision", "Guard"),
+    "wavealign.guard.profile": ("GuardProfile", "load_guard_profile"),
+    "wavealign.guard.statistics": ("HeadStatistics", "mask_statistics"),
 }
 
 __all__ = [
-    "CostModel",
-    "Decision",
-    "Guard",
-    "GuardProfile",
-    "HeadStatistics",
-    "Prediction",
-    "load_guard_profile",
-    "mask_statistics",
-]
+    "CostModel", "Decision", "Guard", "GuardProfile", "HeadStatistics", "Prediction",
+    "load_guard_profile", "mask_statistics",
+]  # fmt: skip
 
 __getattr__ = lazy_names(__name__, _HOMES)

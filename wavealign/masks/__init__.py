@@ -5,11 +5,5 @@ from wavealign.masks.files import LoadedMask, load_mask, save_mask
 from wavealign.masks.stats import MaskStats, mask_stats
 
 __all__ = [
-    "BlockMask",
-    "HeadMask",
-    "LoadedMask",
-    "MaskStats",
-    "load_mask",
-    "mask_stats",
-    "save_mask",
-]
+    "BlockMask", "HeadMask", "LoadedMask", "MaskStats", "load_mask", "mask_stats", "save_mask",
+]  # fmt: skip

@@ -14,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
-from wavealign.masks.checks import block_pair, check_csr, check_pointers, sort_rows, zeros_and_ones
+from wavealign.masks import checks
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+
+def row_pointers(counts: npt.NDArray[np.integer[Any]]) -> Int64Array:
+    """Where each row begins and the last one ends, from the lengths of the rows."""
+    indptr = np.zeros(counts.size + 1, dtype=np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +59,7 @@ class HeadMask:
     def take_rows(self, rows: npt.NDArray[np.integer[Any]]) -> HeadMask:
         """The head with only these rows, in this order."""
         nnz = self.row_nnz[rows]
-        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(nnz, out=indptr[1:])
+        indptr = row_pointers(nnz)
         source = np.arange(indptr[-1]) + np.repeat(self.indptr[rows] - indptr[:-1], nnz)
         return HeadMask(indptr, self.indices[source], len(rows), self.N)
 
@@ -116,7 +122,7 @@ class BlockMask:
                     f"tokens in blocks of {block} make {math.ceil(tokens / block)} blocks, the "
                     f"mask has {blocks}."
                 )
-        check_csr(self.indptr, self.indices, self.H * self.M, self.N)
+        checks.check_csr(self.indptr, self.indices, self.H * self.M, self.N)
         object.__setattr__(self, "indptr", _frozen(self.indptr, np.int64))
         object.__setattr__(self, "indices", _frozen(self.indices, np.int32))
 
@@ -146,25 +152,14 @@ class BlockMask:
         H, M, N = (int(n) for n in shape)
         pointers = np.asarray(indptr, dtype=np.int64)
         blocks = np.asarray(indices)
-        if blocks.size and (blocks.min() < 0 or blocks.max() >= N):
-            wrong = int(blocks.min() if blocks.min() < 0 else blocks.max())
+        if (wrong := checks.outside(blocks, N)) is not None:
             raise InputError(
                 f"indices hold K/V block {wrong}; expected 0 to {N - 1} for a mask of {N} K/V "
                 "blocks."
             )
-        check_pointers(pointers, blocks.size, H * M)
-        tokens_q, tokens_kv = tokens or (M * block_pair(block)[0], N * block[1])
-        return cls(
-            pointers,
-            sort_rows(pointers, blocks.astype(np.int32, copy=False)),
-            H,
-            M,
-            N,
-            *block,
-            tokens_q,
-            tokens_kv,
-            dict(meta or {}),
-        )
+        checks.check_pointers(pointers, blocks.size, H * M)
+        lists = checks.sort_rows(pointers, blocks.astype(np.int32, copy=False))
+        return _mask(pointers, lists, (H, M, N), block, tokens, meta)
 
     @classmethod
     def from_dense(
@@ -192,7 +187,7 @@ class BlockMask:
                 f"a mask array of shape {dense.shape}; expected (M, N), (H, M, N) or "
                 "(B, H, M, N) with no axis of size 0."
             )
-        zeros_and_ones(dense, "a mask array")
+        checks.zeros_and_ones(dense, "a mask array")
         M, N = dense.shape[-2:]
         heads = dense.reshape(-1, M, N)
         counts = np.count_nonzero(heads, axis=-1)
@@ -229,11 +224,10 @@ class BlockMask:
                 "the last axis, big-endian bit order."
             )
         counts = np.bitwise_count(packed).sum(axis=-1, dtype=np.int64)
-
-        def head(h: int) -> BoolArray:
-            return np.unpackbits(packed[h], axis=-1, count=N).view(np.bool_)
-
-        return _from_heads(head, counts, N, block, tokens, meta)
+        return _from_heads(
+            lambda h: np.unpackbits(packed[h], axis=-1, count=N).view(np.bool_),
+            counts, N, block, tokens, meta,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -269,22 +263,17 @@ class BlockMask:
     def select_heads(self, heads: Sequence[int]) -> BlockMask:
         """The mask with only these heads, in this order."""
         parts = [self.head(h) for h in heads]
-        indptr = np.zeros(len(parts) * self.M + 1, dtype=np.int64)
-        np.cumsum(np.concatenate([p.row_nnz for p in parts]), out=indptr[1:])
+        indptr = row_pointers(np.concatenate([p.row_nnz for p in parts]))
         indices = np.concatenate([p.indices for p in parts])
         return replace(self, indptr=indptr, indices=indices, H=len(parts))
 
     @cached_property
     def touched_kv_blocks(self) -> tuple[Int64Array, BoolArray]:
         """Distinct K/V blocks per head, int64 ``(H,)``, and whether the last one is among them."""
-        counts = np.zeros(self.H, dtype=np.int64)
-        has_last = np.zeros(self.H, dtype=np.bool_)
-        for h, head in enumerate(self.heads()):
-            touched = np.zeros(self.N, dtype=np.bool_)
-            touched[head.indices] = True
-            counts[h] = np.count_nonzero(touched)
-            has_last[h] = touched[-1]
-        return counts, has_last
+        touched = np.zeros((self.H, self.N), dtype=np.bool_)
+        for row, head in zip(touched, self.heads(), strict=True):
+            row[head.indices] = True
+        return np.count_nonzero(touched, axis=1), touched[:, -1]
 
     @cached_property
     def last_kv_block_nnz(self) -> int:
@@ -325,8 +314,7 @@ def _from_heads(
 ) -> BlockMask:
     """A mask from bool heads ``(M, N)``, made one at a time, and their row counts ``(H, M)``."""
     H, M = counts.shape
-    indptr = np.zeros(H * M + 1, dtype=np.int64)
-    np.cumsum(counts, out=indptr[1:])
+    indptr = row_pointers(counts)
     indices = np.empty(indptr[-1], dtype=np.int32)
 
     def fill(h: int) -> None:
@@ -337,8 +325,16 @@ def _from_heads(
     # numpy releases the interpreter lock in all of this.
     with ThreadPoolExecutor() as pool:
         list(pool.map(fill, range(H)))
-    tokens_q, tokens_kv = tokens or (M * block_pair(block)[0], N * block[1])
-    return BlockMask(indptr, indices, H, M, N, *block, tokens_q, tokens_kv, dict(meta or {}))
+    return _mask(indptr, indices, (H, M, N), block, tokens, meta)
+
+
+def _mask(
+    indptr: Int64Array, indices: Int32Array, shape: tuple[int, int, int], block: tuple[int, int],
+    tokens: tuple[int, int] | None, meta: Mapping[str, Any] | None,
+) -> BlockMask:  # fmt: skip
+    """A mask of full blocks, where nothing else is said."""
+    tokens = tokens or (shape[1] * checks.block_pair(block)[0], shape[2] * block[1])
+    return BlockMask(indptr, indices, *shape, *block, *tokens, dict(meta or {}))
 
 
 def _frozen(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:

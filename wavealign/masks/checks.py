@@ -37,6 +37,13 @@ def zeros_and_ones(array: npt.NDArray[Any], what: str) -> None:
             )
 
 
+def outside(values: npt.NDArray[Any], limit: int) -> int | None:
+    """A value that doesn't lie in 0 to `limit` - 1; None where all do."""
+    if not values.size or (values.min() >= 0 and values.max() < limit):
+        return None
+    return int(values.min() if values.min() < 0 else values.max())
+
+
 def block_pair(block: tuple[int, int]) -> tuple[int, int]:
     """A block size, if it is two sizes.
 
@@ -91,9 +98,7 @@ def check_csr(indptr: _Int64Array, indices: _Int32Array, rows: int, columns: int
         InputError: what is wrong, and where.
     """
     check_pointers(indptr, len(indices), rows)
-    if not len(indices):
-        return
-    if indices.min() < 0 or indices.max() >= columns:
+    if outside(indices, columns) is not None:
         raise InputError(f"indices must lie in 0 to {columns - 1}.")
     falls = _falls(indptr, indices)
     if falls.size:

@@ -24,17 +24,20 @@ def packed(mask: BlockMask) -> Arrays:
     return {"mask_packed": np.stack(heads), **_native(mask)}
 
 
-def _csr(mask: BlockMask) -> Arrays:
-    return {"indptr": mask.indptr, "indices": mask.indices, **_native(mask)}
-
-
 def _native(mask: BlockMask) -> Arrays:
     return {
         "schema": np.asarray("wavealign.mask/1"),
         "shape": np.asarray(mask.shape, dtype=np.int64),
-        "block_size": np.asarray([mask.block_q, mask.block_kv], dtype=np.int64),
-        "seq_len": np.asarray([mask.tokens_q, mask.tokens_kv], dtype=np.int64),
+        **_sizes(mask),
         "meta": np.asarray(json.dumps(dict(mask.meta), sort_keys=True)),
+    }
+
+
+def _sizes(mask: BlockMask, block: str = "block_size", tokens: str = "seq_len") -> Arrays:
+    """Block size and sequence lengths under the names that a form has for them."""
+    return {
+        block: np.asarray([mask.block_q, mask.block_kv], dtype=np.int64),
+        tokens: np.asarray([mask.tokens_q, mask.tokens_kv], dtype=np.int64),
     }
 
 
@@ -51,11 +54,10 @@ def _flex(mask: BlockMask) -> Arrays:
     counts, lists = _lists(mask)
     return {
         "kv_num_blocks": np.zeros_like(counts),
-        "kv_indices": np.zeros_like(lists[..., :1]),
+        "kv_indices": np.zeros_like(lists),  # as wide: compiled kernels take one width for both
         "full_kv_num_blocks": counts,
         "full_kv_indices": lists,
-        "BLOCK_SIZE": np.asarray([mask.block_q, mask.block_kv]),
-        "seq_lengths": np.asarray([mask.tokens_q, mask.tokens_kv]),
+        **_sizes(mask, "BLOCK_SIZE", "seq_lengths"),
     }
 
 
@@ -66,8 +68,7 @@ def _fa4(mask: BlockMask) -> Arrays:
         "mask_block_idx": np.zeros_like(lists[..., :1]),
         "full_block_cnt": counts,
         "full_block_idx": lists,
-        "block_size": np.asarray([mask.block_q, mask.block_kv]),
-        "seq_len": np.asarray([mask.tokens_q, mask.tokens_kv]),
+        **_sizes(mask),
     }
 
 
@@ -80,14 +81,13 @@ def _scipy(mask: BlockMask) -> Arrays:
         "indptr": mask.indptr.astype(np.int32),
         "indices": mask.indices,
         "data": np.ones(mask.nnz, dtype=np.bool_),
-        "block_size": np.asarray([mask.block_q, mask.block_kv]),
-        "seq_len": np.asarray([mask.tokens_q, mask.tokens_kv]),
+        **_sizes(mask),
     }
 
 
 FORMS: Mapping[str, Callable[[BlockMask], Arrays]] = {
     "packed": packed,
-    "csr": _csr,
+    "csr": lambda mask: {"indptr": mask.indptr, "indices": mask.indices, **_native(mask)},
     "flex": _flex,
     "fa4": _fa4,
     "scipy": _scipy,

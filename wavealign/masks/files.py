@@ -19,17 +19,14 @@ from wavealign.errors import unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.checks import zeros_and_ones
 from wavealign.masks.export import packed
-from wavealign.masks.layouts import LAYOUTS, Given, Layout
+from wavealign.masks.layouts import LAYOUTS, Layout, Reading, length_note, lengths
 from wavealign.npz import ArrayFile, save_npz
 from wavealign.tensor_files import open_arrays
 
 MASK_SCHEMA = "wavealign.mask/1"
-_LAYOUTS = {
-    "dense": ("mask",),
-    "packed": ("mask_packed", "shape"),
-    "csr": ("indptr", "indices", "shape"),
-}
-_LAYOUTS_CSR = set(_LAYOUTS["csr"])
+_MARKS = {"mask": (), "mask_packed": ("shape",), "indptr": ("indices", "shape")}
+"""The array that each of our layouts is known by, and what else it needs."""
+
 _EXPECTED = (
     "expected schema='wavealign.mask/1' with 'mask', or 'mask_packed' and 'shape', or 'indptr', "
     "'indices' and 'shape'; or a single bool array"
@@ -85,39 +82,24 @@ def load_mask(
         "layout: 'mask', bool of shape [8, 8]"
     """
     with open_arrays(path, key) as file:
+        at = Reading(file, block, tokens)
         foreign = _foreign(file, form)
-        if foreign is not None:
-            notes: list[str] = []
-            mask = foreign.read(file, Given(block, tokens), notes)
-            return LoadedMask(mask, _name(path, key), (*notes, _length_note(mask, "")))
-        layout = _detect(file)
-        if "schema" in file and file.text("schema") != MASK_SCHEMA:
-            raise file.error(
-                f"has schema '{file.text('schema')}'; this version reads '{MASK_SCHEMA}'."
-            )
-        notes = []
-        block_size = _block_size(file, block, notes)
-        arguments: dict[str, Any] = {"block": block_size, "meta": _meta(file)}
-        if "seq_len" in file:
-            tokens_q, tokens_kv = file.integers("seq_len", 2)
-            if tokens not in (None, (tokens_q, tokens_kv)):
-                raise file.error(f"has seq_len {tokens_q}x{tokens_kv}; leave --seq-len out.")
-            arguments["tokens"] = (tokens_q, tokens_kv)
-        elif tokens is not None:
-            arguments["tokens"] = tokens
-        mask = _read(file, layout, arguments, notes)
-        origin = "every block full; no 'seq_len'" if tokens is None else "given"
-        notes.append(_length_note(mask, "from 'seq_len'" if "seq_len" in file else origin))
-    return LoadedMask(mask, _name(path, key), tuple(notes))
+        mask = _native(at) if foreign is None else foreign.read(at)
+    name = Path(path).stem if key is None else f"{Path(path).stem}:{key}"
+    return LoadedMask(mask, name, tuple(at.notes))
 
 
-def _name(path: str | Path, key: str | None) -> str:
-    return Path(path).stem if key is None else f"{Path(path).stem}:{key}"
-
-
-def _length_note(mask: BlockMask, origin: str) -> str:
-    said = f"sequence length: {mask.tokens_q} query and {mask.tokens_kv} key/value tokens"
-    return f"{said} ({origin})" if origin else said
+def _native(at: Reading) -> BlockMask:
+    """A mask of our own schema, or a bare array."""
+    file, name = at.file, _detect(at.file)
+    if "schema" in file and file.text("schema") != MASK_SCHEMA:
+        raise file.error(f"has schema '{file.text('schema')}'; this version reads '{MASK_SCHEMA}'.")
+    known = {"block": _block_size(at), "meta": _meta(file), "tokens": lengths(at)}
+    mask = _read(at, name, known)
+    origin = "every block full; no 'seq_len'" if at.tokens is None else "given"
+    origin = "from 'seq_len'" if "seq_len" in file else origin
+    at.notes.append(f"{length_note(mask)} ({origin})")
+    return mask
 
 
 def _foreign(file: ArrayFile, form: str | None) -> Layout | None:
@@ -139,9 +121,10 @@ def _foreign(file: ArrayFile, form: str | None) -> Layout | None:
         return None
     found = [layout for layout in LAYOUTS if layout.fits(file)]
     own = [mark for mark in ("mask", "mask_packed") if mark in file]
-    if not any(layout.name in ("scipy",) for layout in found) and set(file.names) >= _LAYOUTS_CSR:
+    rows = {"indptr", *_MARKS["indptr"]}
+    if rows <= set(file.names) and not any(layout.name == "scipy" for layout in found):
         own.append("indptr")
-    if len(found) + bool(own) > 1 and found:
+    if found and len(found) + bool(own) > 1:
         names = [f"{layout.name} ({', '.join(layout.needs)})" for layout in found]
         names += [f"native ('{own[0]}')"] if own else []
         raise file.error(
@@ -170,22 +153,21 @@ def save_mask(path: str | Path, mask: BlockMask) -> None:
 
 
 def _detect(file: ArrayFile) -> str:
-    """The layout's name, or the name of the single bare array behind ``"bare:"``."""
+    """The array that the layout is known by, or the single bare array."""
     names = set(file.names)
-    marks = {"dense": "mask", "packed": "mask_packed", "csr": "indptr"}
-    found = [layout for layout, mark in marks.items() if mark in names]
+    found = [mark for mark in _MARKS if mark in names]
     if len(found) > 1:
-        held = " and ".join(f"'{marks[layout]}'" for layout in found)
+        held = " and ".join(f"'{mark}'" for mark in found)
         raise file.error(f"holds {held}; expected one layout of the mask, not {len(found)}.")
     if found:
-        missing = [name for name in _LAYOUTS[found[0]] if name not in names]
+        missing = [name for name in _MARKS[found[0]] if name not in names]
         if missing:
-            raise file.error(f"has '{marks[found[0]]}' but no '{missing[0]}'; {_EXPECTED}.")
+            raise file.error(f"has '{found[0]}' but no '{missing[0]}'; {_EXPECTED}.")
         return found[0]
     if "schema" not in names:
         arrays = names - {"block_size", "seq_len", "meta"}
         if len(arrays) == 1:
-            return "bare:" + arrays.pop()
+            return arrays.pop()
         parts = sorted({name.rpartition("/")[0] for name in names if name.endswith("mask_packed")})
         choices = [name for name in parts if name] or sorted(arrays)
         hint = f" Choose one with --key, e.g. --key {choices[0]}." if choices else ""
@@ -196,26 +178,25 @@ def _detect(file: ArrayFile) -> str:
     raise file.error(f"holds no mask; {_EXPECTED}.")
 
 
-def _block_size(
-    file: ArrayFile, given: tuple[int, int] | None, notes: list[str]
-) -> tuple[int, int]:
+def _block_size(at: Reading) -> tuple[int, int]:
+    file, given = at.file, at.block
     if "block_size" not in file:
         if given is None:
             raise file.error(
                 "doesn't say its block size; give it with --block, e.g. --block 128x128 (query x "
                 "K/V tokens), or store 'block_size'."
             )
-        notes.append(f"block size: {given[0]}x{given[1]} tokens (query x K/V; given)")
+        at.notes.append(f"block size: {given[0]}x{given[1]} tokens (query x K/V; given)")
         return given
     block_q, block_kv = file.integers("block_size", 2)
     if block_q < 1 or block_kv < 1:
         raise file.error(f"has block_size {block_q}x{block_kv}; expected positive sizes.")
-    if given is not None and given != (block_q, block_kv):
+    if given not in (None, (block_q, block_kv)):
         raise file.error(
             f"has block_size {block_q}x{block_kv}, but {given[0]}x{given[1]} was asked for; "
             "leave --block out."
         )
-    notes.append(f"block size: {block_q}x{block_kv} tokens (query x K/V; from 'block_size')")
+    at.notes.append(f"block size: {block_q}x{block_kv} tokens (query x K/V; from 'block_size')")
     return block_q, block_kv
 
 
@@ -231,22 +212,23 @@ def _meta(file: ArrayFile) -> dict[str, Any]:
     return meta
 
 
-def _read(file: ArrayFile, layout: str, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
-    if layout == "csr":
+def _read(at: Reading, name: str, known: dict[str, Any]) -> BlockMask:
+    """The mask that the array `name` holds; its note stands first."""
+    file, notes = at.file, at.notes
+    if name == "indptr":
         shape = _shape(file)
         indptr, indices = file.array("indptr"), file.array("indices")
-        for name, array in (("indptr", indptr), ("indices", indices)):
+        for part, array in (("indptr", indptr), ("indices", indices)):
             if array.dtype.kind not in "iu" or array.ndim != 1:
                 raise file.error(
-                    f"'{name}' is {array.dtype} of rank {array.ndim}; expected a rank-1 array of "
+                    f"'{part}' is {array.dtype} of rank {array.ndim}; expected a rank-1 array of "
                     "whole numbers."
                 )
         notes.insert(0, f"layout: csr ('indptr', 'indices'), [H, M, N] = {list(shape)}")
         with file.blamed():
-            return BlockMask.from_csr(indptr, indices, shape, **arguments)
-    if layout == "packed":
-        return _read_packed(file, arguments, notes)
-    name = layout.removeprefix("bare:") if layout.startswith("bare:") else "mask"
+            return BlockMask.from_csr(indptr, indices, shape, **known)
+    if name == "mask_packed":
+        return _read_packed(at, known)
     array = file.array(name)
     if array.ndim not in (2, 3, 4):
         raise file.error(
@@ -259,10 +241,11 @@ def _read(file: ArrayFile, layout: str, arguments: dict[str, Any], notes: list[s
     notes.insert(0, f"layout: '{name}', {array.dtype} of shape {list(array.shape)}{folded}")
     with file.blamed():
         zeros_and_ones(array, f"'{name}'")
-        return BlockMask.from_dense(array.astype(bool, copy=False), **arguments)
+        return BlockMask.from_dense(array.astype(bool, copy=False), **known)
 
 
-def _read_packed(file: ArrayFile, arguments: dict[str, Any], notes: list[str]) -> BlockMask:
+def _read_packed(at: Reading, known: dict[str, Any]) -> BlockMask:
+    file = at.file
     H, M, N = _shape(file)
     packed = file.array("mask_packed")
     if packed.dtype != np.uint8:
@@ -273,9 +256,9 @@ def _read_packed(file: ArrayFile, arguments: dict[str, Any], notes: list[str]) -
             f"'mask_packed' has shape {packed.shape} and 'shape' says {(H, M, N)}; expected "
             f"{expected} packed bytes."
         )
-    notes.insert(0, f"layout: 'mask_packed' (bits along N, big-endian), [H, M, N] = {[H, M, N]}")
+    at.notes.insert(0, f"layout: 'mask_packed' (bits along N, big-endian), [H, M, N] = {[H, M, N]}")
     with file.blamed():
-        return BlockMask.from_packed(packed.reshape(expected), N, **arguments)
+        return BlockMask.from_packed(packed.reshape(expected), N, **known)
 
 
 def _shape(file: ArrayFile) -> tuple[int, int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from wavealign.masks.block_mask import BlockMask, HeadMask
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int64Array
 
 
 @dataclass(frozen=True)
@@ -59,36 +60,24 @@ def mask_stats(mask: BlockMask) -> tuple[MaskStats, list[MaskStats]]:
         (0.625, 1, 4, 4)
     """
     touched, _ = mask.touched_kv_blocks
-    per_head = []
-    overlap_sum, overlap_pairs = 0.0, 0
-    for h, head in enumerate(mask.heads()):
-        total, pairs = _neighbour_overlap(head)
-        overlap_sum += total
-        overlap_pairs += pairs
-        per_head.append(_stats(h, head.row_nnz, mask.N, total, pairs, int(touched[h]), 1))
-    return (
-        _stats(
-            None,
-            np.diff(mask.indptr),
-            mask.N,
-            overlap_sum,
-            overlap_pairs,
-            int(touched.max()),
-            mask.H,
-        ),
-        per_head,
-    )
+    rows = np.diff(mask.indptr).reshape(mask.H, mask.M)
+    overlaps = [_neighbour_overlap(head) for head in mask.heads()]
+    one_by_one = [slice(h, h + 1) for h in range(mask.H)]
+    return _stats(None, mask.N, rows, overlaps, touched), [
+        _stats(h, mask.N, rows[own], overlaps[own], touched[own])
+        for h, own in enumerate(one_by_one)
+    ]
 
 
 def _stats(
     head: int | None,
-    row_nnz: np.ndarray[tuple[int], np.dtype[np.int64]],
     columns: int,
-    overlap_sum: float,
-    overlap_pairs: int,
-    working_set: int,
-    heads: int,
+    row_nnz: Int64Array,
+    overlaps: Sequence[tuple[float, int]],
+    touched: Int64Array,
 ) -> MaskStats:
+    """Of some heads: their rows' lengths ``(heads, M)``, overlaps and distinct K/V blocks."""
+    overlap_sum, overlap_pairs = np.sum(overlaps, axis=0)
     mean = float(row_nnz.mean())
     return MaskStats(
         head=head,
@@ -99,9 +88,9 @@ def _stats(
         row_nnz_min=int(row_nnz.min()),
         row_nnz_max=int(row_nnz.max()),
         empty_rows=int(np.count_nonzero(row_nnz == 0)),
-        empty_heads=int(np.count_nonzero(row_nnz.reshape(heads, -1).sum(axis=1) == 0)),
-        neighbour_overlap=overlap_sum / overlap_pairs if overlap_pairs else None,
-        working_set_blocks=working_set,
+        empty_heads=int(np.count_nonzero(row_nnz.sum(axis=1) == 0)),
+        neighbour_overlap=float(overlap_sum / overlap_pairs) if overlap_pairs else None,
+        working_set_blocks=int(touched.max()),
     )
 
 

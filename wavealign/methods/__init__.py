@@ -10,7 +10,7 @@ from wavealign.methods.registry import METHODS, Method, find_method
 if TYPE_CHECKING:
     from wavealign.methods.make import head_mask, head_masks, make_mask
 
-_HOMES = dict.fromkeys(("head_mask", "head_masks", "make_mask"), "wavealign.methods.make")
+_HOMES = {"wavealign.methods.make": ("head_mask", "head_masks", "make_mask")}
 
 __all__ = ["METHODS", "Method", "find_method", "head_mask", "head_masks", "make_mask"]
 

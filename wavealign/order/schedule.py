@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.errors import InputError
-from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array
+from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array, row_pointers
 from wavealign.npz import NpzFile, save_npz
 
 SCHEDULE_SCHEMA = "wavealign.schedule/1"
@@ -94,11 +94,13 @@ class Schedule:
         """The schedule of only these heads, in this order."""
         _, M, N = self.shape
         lists = [self.head_lists(h) for h in heads]
-        indptr = np.zeros(len(lists) * M + 1, dtype=np.int64)
-        np.cumsum(np.concatenate([part.row_nnz for part in lists]), out=indptr[1:])
-        indices = np.concatenate([part.indices for part in lists])
-        shape = (len(lists), M, N)
-        return Schedule(self.row_order[list(heads)], indptr, indices, shape, self.policy)
+        return Schedule(
+            self.row_order[list(heads)],
+            row_pointers(np.concatenate([part.row_nnz for part in lists])),
+            np.concatenate([part.indices for part in lists]),
+            (len(lists), M, N),
+            self.policy,
+        )
 
     def ragged_kv_first(self, mask: BlockMask) -> Schedule:
         """This schedule, with rows that hold a ragged last K/V block visiting it first.

@@ -16,21 +16,14 @@ if TYPE_CHECKING:
     from wavealign.planning.planner import Planner
 
 _HOMES = {
-    "DeviceSchedule": "wavealign.planning.lists",
-    "ListLayout": "wavealign.planning.layout",
-    "Planner": "wavealign.planning.planner",
-    "dense_mask": "wavealign.planning.masks",
-    "mask_from_lists": "wavealign.planning.masks",
-    "mask_from_packed": "wavealign.planning.masks",
+    "wavealign.planning.lists": ("DeviceSchedule",),
+    "wavealign.planning.layout": ("ListLayout",),
+    "wavealign.planning.planner": ("Planner",),
+    "wavealign.planning.masks": ("dense_mask", "mask_from_lists", "mask_from_packed"),
 }
 
 __all__ = [
-    "DeviceSchedule",
-    "ListLayout",
-    "Planner",
-    "dense_mask",
-    "mask_from_lists",
-    "mask_from_packed",
-]
+    "DeviceSchedule", "ListLayout", "Planner", "dense_mask", "mask_from_lists", "mask_from_packed",
+]  # fmt: skip
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
-from wavealign.masks.block_mask import HeadMask
+from wavealign.masks.block_mask import HeadMask, row_pointers
 from wavealign.order.schedule import Schedule
 from wavealign.planning.layout import ListLayout
 
@@ -117,10 +117,9 @@ class DeviceSchedule:
         counts = self.counts.cpu().numpy().reshape(-1)
         if counts.size and counts.max() > width:
             raise InputError(f"a row keeps {counts.max()} K/V blocks, the lists hold {width}.")
-        indptr = np.zeros(H * M + 1, dtype=np.int64)
-        np.cumsum(counts, out=indptr[1:])
         padded = self.indices.cpu().numpy().reshape(H * M, width)
         indices = padded[np.arange(width) < counts[:, None]]
         names = dict.fromkeys(self.policies)
         name = next(iter(names)) if len(names) == 1 else "mixed"
-        return Schedule(self.table.cpu().numpy(), indptr, indices, (H, M, self.columns), name)
+        pointers = row_pointers(counts)
+        return Schedule(self.table.cpu().numpy(), pointers, indices, (H, M, self.columns), name)

@@ -11,19 +11,11 @@ from wavealign.qk.orders import ORDERS, invert, token_order
 if TYPE_CHECKING:
     from wavealign.qk.sources import FileSource, QKSource, TensorSource
 
-_HOMES = dict.fromkeys(("FileSource", "QKSource", "TensorSource"), "wavealign.qk.sources")
+_HOMES = {"wavealign.qk.sources": ("FileSource", "QKSource", "TensorSource")}
 
 __all__ = [
-    "MODELS",
-    "ORDERS",
-    "FileSource",
-    "QKSource",
-    "TensorSource",
-    "TokenGrid",
-    "VideoModel",
-    "find_model",
-    "invert",
-    "token_order",
-]
+    "MODELS", "ORDERS", "FileSource", "QKSource", "TensorSource", "TokenGrid", "VideoModel",
+    "find_model", "invert", "token_order",
+]  # fmt: skip
 
 __getattr__ = lazy_names(__name__, _HOMES)

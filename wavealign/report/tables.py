@@ -33,10 +33,11 @@ _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 def print_table(table: Table) -> None:
     """Write a table to stdout, whole even where stdout is a pipe or a narrow terminal.
 
+    Cells are shown as they are: names of masks may hold brackets, which rich would take for markup.
     Figures stand in right-aligned columns. They are never shortened: a terminal that is too narrow
     breaks the lines.
     """
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     if any(column.justify == "right" for column in table.columns):

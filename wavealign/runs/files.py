@@ -71,14 +71,13 @@ def load_rows(paths: Sequence[str | Path]) -> Loaded:
         if path.resolve() in seen:
             raise InputError(f"{path}: is named twice; name each file or folder once.")
         seen.add(path.resolve())
-        before, failed = len(loaded.rows), len(loaded.failed)
+        rows, failed = len(loaded.rows), len(loaded.failed)
         if path.is_dir():
             _load_folder(path, loaded)
         else:
-            runs, trials = _read(path)
-            _take(loaded, str(path), runs, trials)
-        loaded.counts[str(path)] = len(loaded.rows) - before
-        if loaded.counts[str(path)] == 0 and len(loaded.failed) == failed:
+            _take(loaded, path, _read(path))
+        loaded.counts[str(path)] = len(loaded.rows) - rows
+        if (rows, failed) == (len(loaded.rows), len(loaded.failed)):
             raise InputError(f"{path}: holds no rows; {_EXPECTED}.")
     return loaded
 
@@ -96,60 +95,54 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def _load_folder(folder: Path, loaded: Loaded) -> None:
-    is_sweep = (folder / MANIFEST).exists()
-    if is_sweep:
+    trials = trial_files(folder)
+    if (folder / MANIFEST).exists():
         loaded.manifests[str(folder)] = read_manifest(folder)
-    runs: list[Result] = []
-    trials: list[TrialRecord] = []
-    for path in trial_files(folder):
-        more_runs, more_trials = _read(path, torn_note(path, loaded.notes.append))
-        runs += more_runs
-        trials += more_trials
+    elif not trials:
+        _load_loose(folder, loaded)
+        return
+    found = [r for path in trials for r in _read(path, torn_note(path, loaded.notes.append))]
     results = folder / "results.jsonl"
-    if is_sweep or trial_files(folder):
-        if results.exists():
-            # The sweep's own export: what its trials hold already isn't a second measurement.
-            known = {t.result.to_json() for t in trials if t.result is not None}
-            more_runs, more_trials = _read(results)
-            runs += [run for run in more_runs if run.to_json() not in known]
-            trials += more_trials
-    else:
-        found = sorted(folder.glob("*.jsonl"))
-        if not found:
-            raise InputError(f"{folder}: holds neither trials/ nor *.jsonl; {_EXPECTED}.")
-        for path in found:
-            try:
-                more_runs, more_trials = _read(path)
-            except InputError as problem:
-                loaded.notes.append(f"passed over: {problem}")
-                continue
-            # Each file is a campaign with a baseline of its own.
-            _take(loaded, str(path), more_runs, more_trials)
-    _take(loaded, str(folder), runs, trials)
+    if results.exists():
+        # The sweep's own export: what its trials hold already isn't a second measurement.
+        known = {r.result.to_json() for r in found if isinstance(r, TrialRecord) and r.result}
+        found += [record for record in _read(results) if record.to_json() not in known]
+    _take(loaded, folder, found)
 
 
-def _take(
-    loaded: Loaded, origin: str, runs: Sequence[Result], trials: Sequence[TrialRecord]
-) -> None:
+def _load_loose(folder: Path, loaded: Loaded) -> None:
+    """Files of a folder that is no sweep's; each is a campaign with a baseline of its own."""
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise InputError(f"{folder}: holds neither trials/ nor *.jsonl; {_EXPECTED}.")
+    for path in paths:
+        try:
+            _take(loaded, path, _read(path))
+        except InputError as problem:
+            loaded.notes.append(f"passed over: {problem}")
+
+
+def _take(loaded: Loaded, origin: Path, records: Iterable[Result | TrialRecord]) -> None:
     """Add rows; of a trial recorded several times, the record that the sweep itself keeps."""
-    loaded.rows += [Row(run, origin) for run in runs]
+    trials = []
+    for record in records:
+        if isinstance(record, Result):
+            loaded.rows.append(Row(record, str(origin)))
+        else:
+            trials.append(record)
     for trial in by_identity(trials).values():
         if trial.result is not None:
-            loaded.rows.append(Row(trial.result, origin, trial.planning_ms))
+            loaded.rows.append(Row(trial.result, str(origin), trial.planning_ms))
         else:
             loaded.failed.append(trial)
 
 
-def _read(
-    path: Path, torn: Callable[[str], None] | None = None
-) -> tuple[list[Result], list[TrialRecord]]:
+def _read(path: Path, torn: Callable[[str], None] | None = None) -> list[Result | TrialRecord]:
     """Runs and trials of a file; for `torn` see `read_lines`."""
     try:
-        found = list(read_lines(path, _parse, torn))
+        return list(read_lines(path, _parse, torn))
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"{path}: can't be read ({problem}); {_EXPECTED}.") from problem
-    runs = [record for record in found if isinstance(record, Result)]
-    return runs, [record for record in found if isinstance(record, TrialRecord)]
 
 
 def _parse(line: str) -> Result | TrialRecord:

@@ -104,8 +104,35 @@ class Comparison:
     differs: Mapping[str, tuple[str, str]]
 
     def summary(self, pairs: Sequence[PairedValue] | None = None) -> Summary:
-        """All pairs, or these, as one figure."""
-        return summarise(self.pairs if pairs is None else pairs, self.noise_degrees)
+        """All pairs, or these, as one figure: the mean difference with its confidence interval.
+
+        The interval is Student's t over pairs; over masks where there are five or more, because
+        the policies of one mask tend to differ together (cluster-robust standard error; with one
+        pair a mask both are the paired t-test).
+        """
+        from scipy.stats import t as student
+
+        pairs = self.pairs if pairs is None else pairs
+        values = np.array([pair.difference for pair in pairs])
+        masks = [pair.of.mask_digest for pair in pairs]
+        by_mask = _FEWEST_MASKS <= len(set(masks)) < len(masks)
+        mean = float(values.mean())
+        low = high = None
+        if len(values) > 1:
+            error, degrees = _standard_error(values, masks if by_mask else range(len(values)))
+            half = float(student.ppf(0.5 + _CONFIDENCE / 2, degrees)) * error
+            low, high = mean - half, mean + half
+        noises = [pair.noise for pair in pairs if pair.noise is not None]
+        floor = beyond = None
+        if len(noises) == len(pairs):
+            factor = float(student.ppf(0.5 + _CONFIDENCE / 2, self.noise_degrees or math.inf))
+            floor = factor * math.hypot(*noises) / len(pairs)
+            limits = factor * np.array(noises)
+            beyond = int((values > limits).sum()), int((values < -limits).sum())
+        return Summary(
+            len(values), mean, low, high, floor, int((values > 0).sum()), int((values < 0).sum()),
+            beyond, by_mask,
+        )  # fmt: skip
 
 
 def compare_rows(
@@ -140,66 +167,27 @@ def compare_rows(
                 f"the pairs mix {' and '.join(found)} rows, whose {metric.title} means different "
                 f"things; choose one, e.g. --where {name}={found[0]}."
             )
-    good_a, good_b = (
-        {key: [r for r in side[key] if metric.usable(getattr(r, metric.name))] for key in both}
-        for side in (a, b)
-    )
-    usable = [key for key in both if good_a[key] and good_b[key]]
+    good = ((_usable(a[key], metric), _usable(b[key], metric)) for key in both)
+    usable = [pair for pair in good if all(pair)]
     if not usable:
         raise InputError(
             f"{len(both)} pairs, but none has a usable '{metric.name}' on both sides; choose "
             "another --metric."
         )
-    groups = [_values(side[key], metric) for key in usable for side in (good_a, good_b)]
-    noise = _Noise(groups, metric)
-    pairs = tuple(_pair(good_a[key], good_b[key], metric, noise) for key in usable)
+    noise = _Noise([_values(rows, metric) for pair in usable for rows in pair], metric)
+    pairs = tuple(_pair(*pair, metric, noise) for pair in usable)
     return Comparison(
-        metric,
-        pairs,
-        tuple(r for key in a if key not in b for r in a[key]),
-        tuple(r for key in b if key not in a for r in b[key]),
-        len(both) - len(usable),
-        noise.degrees,
-        noise.origin(pairs),
-        pairs[0].of.source == "simulated"
+        metric=metric,
+        pairs=pairs,
+        only_a=tuple(r for key in a if key not in b for r in a[key]),
+        only_b=tuple(r for key in b if key not in a for r in b[key]),
+        unusable=len(both) - len(usable),
+        noise_degrees=noise.degrees,
+        noise_origin=noise.origin(pairs),
+        noise_whole=pairs[0].of.source == "simulated"
         or {r.origin for r in rows_a} == {r.origin for r in rows_b},
-        _differences(*([r for key in usable for r in side[key]] for side in (good_a, good_b))),
+        differs=_differences(*([row for pair in usable for row in pair[i]] for i in (0, 1))),
     )
-
-
-def summarise(pairs: Sequence[PairedValue], noise_degrees: int = 0) -> Summary:
-    """The mean difference with its confidence interval.
-
-    The interval is Student's t over pairs; over masks where there are five or more, because the
-    policies of one mask tend to differ together (cluster-robust standard error; with one pair a
-    mask both are the paired t-test).
-
-    Args:
-        pairs: at least one.
-        noise_degrees: degrees of freedom of the pairs' noise; 0 for many.
-    """
-    from scipy.stats import t as student
-
-    values = np.array([pair.difference for pair in pairs])
-    masks = [pair.of.mask_digest for pair in pairs]
-    by_mask = _FEWEST_MASKS <= len(set(masks)) < len(masks)
-    mean = float(values.mean())
-    low = high = None
-    if len(values) > 1:
-        error, degrees = _standard_error(values, masks if by_mask else range(len(values)))
-        half = float(student.ppf(0.5 + _CONFIDENCE / 2, degrees)) * error
-        low, high = mean - half, mean + half
-    noises = [pair.noise for pair in pairs if pair.noise is not None]
-    floor = beyond = None
-    if len(noises) == len(pairs):
-        factor = float(student.ppf(0.5 + _CONFIDENCE / 2, noise_degrees or math.inf))
-        floor = factor * math.hypot(*noises) / len(pairs)
-        limits = factor * np.array(noises)
-        beyond = int((values > limits).sum()), int((values < -limits).sum())
-    return Summary(
-        len(values), mean, low, high, floor, int((values > 0).sum()), int((values < 0).sum()),
-        beyond, by_mask,
-    )  # fmt: skip
 
 
 def _standard_error(
@@ -232,10 +220,10 @@ class _Noise:
             return self._deviation * math.sqrt(1 / len(rows_a) + 1 / len(rows_b))
         if rows_a[0].source == "simulated":
             return 0.0
-        errors = [_launch_error(row) for row in (rows_a[0], rows_b[0])]
-        if self._metric.name != "time_ms" or None in errors:
+        a, b = _launch_error(rows_a[0]), _launch_error(rows_b[0])
+        if self._metric.name != "time_ms" or a is None or b is None:
             return None
-        return math.hypot(*(error for error in errors if error is not None))
+        return math.hypot(a, b)
 
     def origin(self, pairs: Sequence[PairedValue]) -> str:
         if self.degrees:
@@ -265,6 +253,10 @@ def _pair(
     )
 
 
+def _usable(rows: Sequence[Result], metric: Metric) -> list[Result]:
+    return [row for row in rows if metric.usable(getattr(row, metric.name))]
+
+
 def _values(rows: Sequence[Result], metric: Metric) -> list[float]:
     return [float(getattr(row, metric.name)) for row in rows]
 
@@ -286,39 +278,37 @@ def _why_apart(
     rows_a: Sequence[Row], rows_b: Sequence[Row], fields: Sequence[str], keys: LaunchKeys
 ) -> str:
     """The single field without which most rows would pair."""
-    best, name = 0, ""
-    for field in fields:
-        rest = but(fields, field)
-        b = _by_key(rows_b, rest, keys)
-        found = sum(key in b for key in _by_key(rows_a, rest, keys))
-        if found > best:
-            best, name = found, field
+
+    def pairs(without: str) -> int:
+        a, b = (_by_key(rows, but(fields, without), keys) for rows in (rows_a, rows_b))
+        return len(a.keys() & b.keys())
+
+    found = {field: pairs(field) for field in fields}
+    name = max(fields, key=lambda field: found[field])
+    if not found[name]:
+        return f": they agree in no choice of {', '.join(fields)}. Are they runs of the same masks?"
     if name in ("mask_digest", "heads"):
-        masks_a, masks_b = (
-            ", ".join(sorted({f"{row.result.mask} [{row.result.heads}]" for row in rows}))
+        a, b = (
+            _listed(f"{row.result.mask} [{row.result.heads}]" for row in rows)
             for rows in (rows_a, rows_b)
         )
-        return f": they ran other masks (A: {masks_a}; B: {masks_b})."
-    if not best:
-        return f": they agree in no choice of {', '.join(fields)}. Are they runs of the same masks?"
+        return f": they ran other masks (A: {a}; B: {b})."
     shown = [*(["source"] if "source" in fields else []), name]
-    in_a, in_b = (
-        ", ".join(sorted({str(key[-1]) for key in _by_key(rows, shown, keys)}))
-        for rows in (rows_a, rows_b)
-    )
+    a, b = (_listed(key[-1] for key in _by_key(rows, shown, keys)) for rows in (rows_a, rows_b))
     return (
-        f": {best} would pair but for '{name}' (A: {in_a}; B: {in_b}). --ignore {name} pairs them "
+        f": {found[name]} would pair but for '{name}' (A: {a}; B: {b}). --ignore {name} pairs them "
         "regardless."
     )
 
 
 def _differences(rows_a: Sequence[Result], rows_b: Sequence[Result]) -> dict[str, tuple[str, str]]:
-    found = {}
-    for name in ABOUT_FIELDS:
-        a, b = (
-            ", ".join(sorted({str(getattr(row, name)) for row in rows}))
-            for rows in (rows_a, rows_b)
-        )
-        if a != b:
-            found[name] = (a, b)
-    return found
+    a, b = (
+        {name: _listed(getattr(row, name) for row in rows) for name in ABOUT_FIELDS}
+        for rows in (rows_a, rows_b)
+    )
+    return {name: (a[name], b[name]) for name in ABOUT_FIELDS if a[name] != b[name]}
+
+
+def _listed(values: Iterable[object]) -> str:
+    """What there is among them, in words."""
+    return ", ".join(sorted(set(map(str, values))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +113,7 @@ FIELDS = (
 """Fields of a row of ``wavealign.run/1``, and attributes of a `Result`."""
 
 _NEEDED = FIELDS[: FIELDS.index("version") + 1]
-_PARTS: dict[str, type[Any]] = {
-    "launch": Launch,
-    "outcome": Outcome,
-    "environment": Environment,
-}
+_PARTS: dict[str, type[Any]] = {"launch": Launch, "outcome": Outcome, "environment": Environment}
 _PART_OF = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
 FIELD_TYPES = {f.name: str(f.type) for cls in _PARTS.values() for f in dataclasses.fields(cls)}
 """The type of each field, as it is written: ``"float | None"``."""
@@ -178,7 +175,7 @@ class Result:
         """The row of one line written by `to_json`.
 
         Raises:
-            InputError: not JSON, another schema, or missing fields.
+            InputError: not JSON, another schema, missing fields, or a figure that is no number.
         """
         row = read_record(line, RUN_SCHEMA, "a result row")
         if missing := set(_NEEDED) - row.keys():
@@ -199,7 +196,7 @@ def read_record(line: str, schema: str, what: str) -> dict[str, Any]:
         what: it is, for people.
 
     Raises:
-        InputError: not JSON, or of another schema.
+        InputError: not JSON, of another schema, or with a figure that is no number.
     """
     try:
         row = json.loads(line)
@@ -207,4 +204,10 @@ def read_record(line: str, schema: str, what: str) -> dict[str, Any]:
         raise InputError(f"{what} is not JSON ({problem}).") from problem
     if not isinstance(row, dict) or row.get("schema") != schema:
         raise InputError(f"{what} is not of schema '{schema}'.")
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(
+                f"{what} has {name} {value}, which is no figure; expected a number, or null where "
+                "it isn't known."
+            )
     return row

@@ -58,17 +58,10 @@ class TrialRecord:
         """
         row = read_record(line, TRIAL_SCHEMA, "a trial")
         try:
-            spec = Launch(**row["spec"])
-            result = row["result"]
-            record = cls(
-                spec,
-                row["status"],
-                Result.from_json(json.dumps(result)) if result is not None else None,
-                row["error"],
-                row["planning_ms"],
-                row["seconds"],
-                row["worker"],
-            )
+            spec, result = Launch(**row["spec"]), row["result"]
+            result = Result.from_json(json.dumps(result)) if result is not None else None
+            same = ("status", "error", "planning_ms", "seconds", "worker")
+            record = cls(spec=spec, result=result, **{name: row[name] for name in same})
         except (KeyError, TypeError) as problem:
             raise InputError(
                 f"a trial lacks a field or has one too many ({problem}); expected those of "

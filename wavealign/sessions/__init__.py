@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from wavealign.sessions.session import Session
 
 __all__ = [
-    "SESSIONS",
-    "AdaSpaSession",
-    "GsrsSession",
-    "LiteAttentionSession",
-    "Session",
-    "TopKSession",
+    "SESSIONS", "AdaSpaSession", "GsrsSession", "LiteAttentionSession", "Session", "TopKSession",
     "make_session",
-]
+]  # fmt: skip
 
-_HOMES = dict.fromkeys(__all__, "wavealign.sessions.named")
-_HOMES["Session"] = "wavealign.sessions.session"
+_HOMES = {
+    "wavealign.sessions.named": (
+        "SESSIONS", "AdaSpaSession", "GsrsSession", "LiteAttentionSession", "TopKSession",
+        "make_session",
+    ),
+    "wavealign.sessions.session": ("Session",),
+}  # fmt: skip
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -34,6 +34,9 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         import pyarrow.parquet
     except ModuleNotFoundError:
         return False
+    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    words = {"id": "str", **{name: FIELD_TYPES[name] for name in FIELDS}}
+    words |= {"planning_ms": "float", "seconds": "float"}
     rows = [
         {
             "id": record.spec.identity,
@@ -44,22 +47,8 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         for record in records
         if record.result is not None
     ]
+    # A column of nulls has a type, too.
+    schema = pa.schema([(name, types[kind.partition(" ")[0]]) for name, kind in words.items()])
     with whole_file(path) as stream:
-        pyarrow.parquet.write_table(pa.table(_columns(rows), schema=_schema(pa)), stream)
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), stream)
     return True
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    names = [name for name, _ in _fields()]
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _fields() -> list[tuple[str, str]]:
-    """Columns and their types, in words: a column of nulls has one, too."""
-    own = [(name, FIELD_TYPES[name]) for name in FIELDS]
-    return [("id", "str"), *own, ("planning_ms", "float"), ("seconds", "float")]
-
-
-def _schema(pa: Any) -> Any:
-    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    return pa.schema([(name, types[kind.partition(" ")[0]]) for name, kind in _fields()])

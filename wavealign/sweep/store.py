@@ -34,13 +34,9 @@ from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.export import sort_key, sorted_done, write_parquet
 
 _SAME = {  # what a store must agree on with the sweep that wants to continue it, and its name
-    "space": "space",
-    "masks": "masks",
-    "devices": "device profiles",
-    "search": "search",
-    "objective": "objective",
-    "belady": "--belady",
-}
+    "space": "space", "masks": "masks", "devices": "device profiles", "search": "search",
+    "objective": "objective", "belady": "--belady",
+}  # fmt: skip
 
 
 class StoreError(WaveAlignError):
@@ -79,9 +75,16 @@ class Store:
         Raises:
             InputError: the folder can't be continued, or written.
         """
-        _check_folder(self.folder)
-        if (self.folder / MANIFEST).exists():
-            _check_same(self.folder, read_manifest(self.folder), self._manifest)
+        folder = self.folder
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: is a file; expected a folder for the sweep.")
+        if (folder / MANIFEST).exists():
+            _check_same(folder, read_manifest(folder), self._manifest)
+        elif folder.is_dir() and any(folder.iterdir()):
+            raise InputError(
+                f"{folder}: isn't empty and holds no sweep ({MANIFEST} is missing); give a new "
+                "folder."
+            )
 
     def __enter__(self) -> Store:
         self.check()
@@ -91,7 +94,9 @@ class Store:
             for path in filter(Path.exists, [*trial_files(self.folder), self.draws.path]):
                 if cut := cut_torn_line(path):
                     self._note(f"{path}: dropped a last line that was cut off ({cut} bytes).")
-            _write_manifest(self.folder, self._manifest)
+            text = json.dumps(self._manifest, indent=1, ensure_ascii=False) + "\n"
+            with whole_file(self.folder / MANIFEST) as stream:
+                stream.write(text.encode())
             self.records = by_identity(read_records(self.folder))
             self.draws.read()
             self._stack = stack.pop_all()
@@ -125,9 +130,7 @@ class Store:
         records = sorted_done(self.records.values())
         with _disk(self.folder):
             with whole_file(self.folder / "results.jsonl") as stream:
-                for record in records:
-                    assert record.result is not None
-                    stream.write((record.result.to_json() + "\n").encode())
+                stream.writelines(f"{r.result.to_json()}\n".encode() for r in records if r.result)
             return write_parquet(self.folder / "results.parquet", records)
 
 
@@ -176,15 +179,6 @@ def read_trials(
     return sorted(by_identity(read_records(Path(folder), note)).values(), key=sort_key)
 
 
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; expected a folder for the sweep.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise InputError(
-            f"{folder}: isn't empty and holds no sweep ({MANIFEST} is missing); give a new folder."
-        )
-
-
 def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     if found.get("version") != __version__:
         raise InputError(
@@ -212,11 +206,6 @@ def _difference(found: Any, wanted: Any, at: str = "") -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    with whole_file(folder / MANIFEST) as stream:
-        stream.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def _append(path: Path, line: str) -> None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from wavealign.gpu.importance.call import Importance
 
 _HOMES = {
-    "Importance": "wavealign.gpu.importance.call",
-    "attend_with_importance": "wavealign.gpu.importance.attend",
+    "wavealign.gpu.importance.call": ("Importance",),
+    "wavealign.gpu.importance.attend": ("attend_with_importance",),
 }
 
 __all__ = ["Importance", "attend_with_importance"]
