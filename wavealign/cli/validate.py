@@ -116,9 +116,7 @@ def validate(
     from wavealign.gpu.telemetry import Telemetry
 
     backends = [find_backend(name) for name in backend_names]
-    masks = [
-        load_heads(path, options["heads"], options["block"], options["key"]) for path in mask_paths
-    ]
+    masks = [load_heads(path, options) for path in mask_paths]
     rows: list[Result] = []
     with ExitStack() as stack:
         telemetry = stack.enter_context(Telemetry())
