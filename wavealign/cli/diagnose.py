@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
-from wavealign.cli.options import json_option, seed_option
 from wavealign.cli.qk import check_device, choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
@@ -47,10 +47,10 @@ _SHOWN = 6
     help="tokens (|i - j| in the token order) or grid (Euclidean on the token grid).",
 )  # fmt: skip
 @click.option("--per-head", is_flag=True, help="A row for each head, not one for each layer.")
-@click.option("--plot", metavar="FILE", help="Write a picture (png, svg, pdf; extra `report`).")
-@seed_option
-@json_option
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options.plot_option
+@options.seed_option
+@options.json_option
+@options.quiet_option
 def diagnose(
     length: int | None,
     steps: str | None,
@@ -73,12 +73,10 @@ def diagnose(
 
     if distance not in ("tokens", "grid"):
         raise InputError(f"--distance {distance}; expected tokens or grid.")
-    if plot is not None:
-        from wavealign.report.plots import check_plot
-
-        check_plot(plot)
+    options.check_picture(plot)
     require("torch", "methods", "wavealign diagnose")
     from wavealign.gpu.importance.diagnostics import diagnose_head
+    from wavealign.methods.make import place_tokens
     from wavealign.report.progress import Progress
 
     with ExitStack() as stack:
@@ -92,12 +90,14 @@ def diagnose(
         found, interrupted = [], False
         try:
             for step, place in work:
-                q, k = _read(trajectory, step, place, context, qk["device"])
+                told = f"layer {place[0]}, head {place[1]}"
+                pair = trajectory.read(step, place)
+                q, k = place_tokens(pair, context, qk["device"], f"{told} at step {step}")
                 one = diagnose_head(q, k, rows=rows, positions=positions, where=(step, *place))
                 found.append(one)
                 if as_json:
                     click.echo(json.dumps(one.to_row()))
-                progress.advance(f"step {step}, layer {place[0]}, head {place[1]}")
+                progress.advance(f"step {step}, {told}")
         except KeyboardInterrupt:
             interrupted = True
     if found and not as_json:
@@ -158,11 +158,7 @@ def _open(
 
 
 def _work(
-    trajectory: Trajectory,
-    steps: str | None,
-    heads: str | None,
-    layers: str | None,
-    made: bool,
+    trajectory: Trajectory, steps: str | None, heads: str | None, layers: str | None, made: bool
 ) -> list[tuple[int, Place]]:
     from wavealign.qk.trajectory import CapturedTrajectory
     from wavealign.units import format_heads, parse_heads
@@ -176,8 +172,7 @@ def _work(
                 f"{there[-1]}."
             )
     elif made and len(there) > _SHOWN:
-        last = there[-1]
-        chosen = sorted({round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)})
+        chosen = sorted({round(i * there[-1] / (_SHOWN - 1)) for i in range(_SHOWN)})
     else:
         chosen = list(there)
     places = trajectory.places
@@ -198,16 +193,6 @@ def _work(
         if not work:
             raise InputError("none of these heads was captured at these steps.")
     return work
-
-
-def _read(
-    trajectory: Trajectory, step: int, place: Place, context: HeadContext, device: str
-) -> tuple[Tensor, Tensor]:
-    from wavealign.methods.make import place_tokens
-
-    pair = trajectory.read(step, place)
-    told = f"layer {place[0]}, head {place[1]} at step {step}"
-    return place_tokens(pair, context, device, told)
 
 
 def _positions(distance: str, context: HeadContext, device: str) -> Tensor | None:

@@ -12,7 +12,7 @@ from wavealign.cli import options
 from wavealign.cli.failure import Command
 
 if TYPE_CHECKING:
-    from wavealign.masks import LoadedMask
+    from wavealign.masks import BlockMask, LoadedMask
 
 
 @click.command(cls=Command)
@@ -47,9 +47,13 @@ def convert(file: str, out: str, target: str, as_json: bool, **given: Any) -> No
 
 def described(loaded: LoadedMask) -> dict[str, Any]:
     """How a file was understood, for rows about its mask."""
-    mask = loaded.mask
+    read_as = list(loaded.understood_as)
+    return {"mask_digest": loaded.mask.digest, "understood_as": read_as, **sizes(loaded.mask)}
+
+
+def sizes(mask: BlockMask) -> dict[str, Any]:
+    """Blocks and tokens, as rows about masks say them."""
     return {
-        "mask_digest": mask.digest, "understood_as": list(loaded.understood_as),
         "shape": list(mask.shape), "block_size": [mask.block_q, mask.block_kv],
         "seq_len": [mask.tokens_q, mask.tokens_kv],
     }  # fmt: skip

@@ -47,15 +47,15 @@ def validation_table(pairs: Sequence[Pair]) -> Table:
 
 def verdict_line(pairs: Sequence[Pair]) -> str:
     """Whether the prediction picks the right policy, in a sentence."""
-    both = [(p.time_ms, m.time_ms, m.policy) for m, p in pairs if p is not None]
+    both = [(m, p) for m, p in pairs if p is not None]
     if not both:
         return "No prediction."
-    predicted = [p for p, _, _ in both if p is not None]
-    measured = [m for _, m, _ in both if m is not None]
+    predicted = [p.time_ms for _, p in both if p.time_ms is not None]
+    measured = [m.time_ms for m, _ in both if m.time_ms is not None]
     if len(both) < 2 or len(predicted) < len(both) or len(measured) < len(both):
         return "One policy has no ranking."
     ranking = rank(predicted, measured)
-    chosen, fastest = both[ranking.chosen][2], both[ranking.fastest][2]
+    chosen, fastest = (both[i][0].policy for i in (ranking.chosen, ranking.fastest))
     tau = ranking.kendall_tau
     pairs_text = (
         "no two policies differ by more than 1 %"

@@ -49,10 +49,7 @@ _FILTERS = ("source", "device", "kernel", "regime", "mask", "policy")
 
 
 def render(
-    loaded: Loaded,
-    masks: Mapping[Unit, BlockMask],
-    curves: Sequence[CurveSet],
-    title: str,
+    loaded: Loaded, masks: Mapping[Unit, BlockMask], curves: Sequence[CurveSet], title: str
 ) -> str:
     """The page as HTML.
 
@@ -66,16 +63,19 @@ def render(
 
     found = blocks(loaded)
     page = files("wavealign.report.page")
-    script = page.joinpath("page.js").read_text(encoding="utf-8")
+    script, css, source = (
+        page.joinpath(f"page.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("js", "css", "html")
+    )
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(breakable=breakable, change=_change, signs=_signs)
-    template = environment.from_string(page.joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(source)
     columns = sum(len(block.columns) for block in found)
     most = max(_FEWEST_POLICIES, _MOST_CELLS // max(1, columns))
     fields: dict[str, Any] = {
         "title": title,
         "version": __version__,
-        "css": Markup(page.joinpath("page.css").read_text(encoding="utf-8")),  # our own file
+        "css": Markup(css),  # our own file
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "answers": [answers.answer(block) for block in found],
@@ -93,8 +93,7 @@ def render(
 
     def with_table(most_bytes: int) -> str:
         table = _table(found, most_bytes)
-        data = Markup(_script_safe(json.dumps(table["data"], separators=(",", ":"))))
-        return template.render(**fields, table=table, data=data)
+        return template.render(**fields, table=table, data=Markup(_script_json(table["data"])))
 
     rest = len(with_table(0).encode(errors="replace"))
     return with_table(_MOST_BYTES - rest)
@@ -138,33 +137,30 @@ def _block(block: Block, most: int) -> dict[str, Any]:
 
 def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
     """Every run as columns and rows of plain values; what never varies becomes a sentence."""
-    speedups = {
-        (block.setting, unit, policy): cell.speedup
-        for block in found
-        for unit, cells in block.units.items()
-        for policy, cell in cells.items()
-    }
     records = []
     for block in found:
         for row in block.rows:
-            key = (block.setting, unit_of(row.result), row.result.policy)
-            family = block.families[unit_of(row.result)]
-            extra = {"mask": family, "planning_ms": row.planning_ms, "speedup": speedups[key]}
-            records.append({**row.result.flat(), **extra})
+            unit = unit_of(row.result)
+            cell = block.units[unit][row.result.policy]
+            extra = {"planning_ms": row.planning_ms, "speedup": cell.speedup}
+            records.append({**row.result.flat(), "mask": block.families[unit], **extra})
     shown, constant = [], []
     for column in _COLUMNS:
-        values: set[Any] = {record[column[0]] for record in records}
+        name, heading, digits, factor = column
+        values: set[Any] = {record[name] for record in records}
         if values == {None}:
             continue
-        if len(values) == 1 and column[0] not in ("policy", "mask", "time_ms"):
-            constant.append(f"{column[1]} {_shown(values.pop(), column)}")
+        if len(values) == 1 and name not in ("policy", "mask", "time_ms"):
+            (value,) = values
+            text = value if digits is None else f"{value * factor:.{digits}f}"
+            constant.append(f"{heading} {text}")
         else:
             shown.append(column)
     rows: list[list[Any]] = []
     size = 0
     for record in records:
         line = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
-        size += len(_script_safe(json.dumps(line, separators=(",", ":")))) + 1
+        size += len(_script_json(line)) + 1
         if size > most_bytes:
             break
         rows.append(line)
@@ -190,13 +186,9 @@ def _compact(value: Any, digits: int | None, factor: float) -> Any:
     return round(value * factor, digits + 1) if digits else value
 
 
-def _shown(value: Any, column: tuple[str, str, int | None, float]) -> str:
-    digits, factor = column[2], column[3]
-    return str(value) if digits is None else f"{value * factor:.{digits}f}"
-
-
-def _script_safe(text: str) -> str:
+def _script_json(value: Any) -> str:
     """JSON that can't end the script element around it."""
+    text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
