@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 @click.option("--device", required=True, help="Profile to start from, by name or path.")
 @click.option("--kernel", help="Kernel that ran; default: the device's first.")
 @click.option("--all", "use_all", is_flag=True, help="Fit on all masks, not on every other one.")
-@click.option(
-    "--guard", "for_guard", is_flag=True,
-    help="Fit the guard's constants instead; --simulate adds masks.",
-)  # fmt: skip
-@click.option(
-    "--simulate", multiple=True, metavar="FILE",
-    help="With --guard: simulate the candidates on this mask, repeatable.",
-)  # fmt: skip
+@click.option("--guard", "for_guard", is_flag=True,
+              help="Fit the guard's constants instead; --simulate adds masks.")  # fmt: skip
+@click.option("--simulate", multiple=True, metavar="FILE",
+              help="With --guard: simulate the candidates on this mask, repeatable.")  # fmt: skip
 @click.option("--out", metavar="FILE", help="The profile to write (.toml).")
 @json_option
 def calibrate(

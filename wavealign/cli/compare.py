@@ -20,20 +20,16 @@ _METRICS = ("time_ms", "hbm_read_bytes", "l2_hit_frac", "energy_j")
 @click.command(cls=Command)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="[B]", required=False)
-@click.option(
-    "--metric", type=click.Choice(_METRICS), default="time_ms", show_default=True,
-    help="What to compare.",
-)  # fmt: skip
+@click.option("--metric", type=click.Choice(_METRICS), default="time_ms", show_default=True,
+              help="What to compare.")  # fmt: skip
 @click.option("--a-policy", metavar="P", help="Of A, only this policy; pairs may differ in it.")
 @click.option("--b-policy", metavar="P", help="Of B (or of A, where no B is given), only this.")
 @click.option(
     "--where", "conditions", multiple=True, metavar="FIELD=VALUE",
     help="Only rows like this, e.g. source=measured or kernel=fa4; repeatable.",
 )  # fmt: skip
-@click.option(
-    "--ignore", multiple=True, metavar="FIELD",
-    help="A pair may differ in this, e.g. device or seed; repeatable.",
-)  # fmt: skip
+@click.option("--ignore", multiple=True, metavar="FIELD",
+              help="A pair may differ in this, e.g. device or seed; repeatable.")  # fmt: skip
 @click.option(
     "--by", multiple=True, metavar="FIELD",
     help="Group by mask, policy, device, kernel, regime, heads or seed; repeatable. Default: "

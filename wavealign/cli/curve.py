@@ -27,14 +27,10 @@ _CAVEAT = (
 @click.command(cls=Command)
 @options.mask_options
 @options.device_options
-@click.option(
-    "--policy", "policies", multiple=True, metavar="P",
-    help=f"ROWS[/VISITS], repeatable; default: {', '.join(CURVE_POLICIES)}.",
-)  # fmt: skip
-@click.option(
-    "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
-    help="Also a curve of this schedule file, repeatable.",
-)  # fmt: skip
+@click.option("--policy", "policies", multiple=True, metavar="P",
+              help=f"ROWS[/VISITS], repeatable; default: {', '.join(CURVE_POLICIES)}.")  # fmt: skip
+@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+              help="Also a curve of this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--sizes", metavar="LIST",
     help="L2 sizes, e.g. 8MiB,16MiB; default: from 1 MiB to beyond the K/V of a head. The "

@@ -38,10 +38,8 @@ _SHOWN = 6
     "trajectory.",
 )  # fmt: skip
 @click.option("--heads", metavar="LIST", help="Only these heads, in the order they are found in.")
-@click.option(
-    "--rows", type=click.IntRange(1), metavar="N",
-    help="So many queries a head, evenly spread; default: all of them.",
-)  # fmt: skip
+@click.option("--rows", type=click.IntRange(1), metavar="N",
+              help="So many queries a head, evenly spread; default: all of them.")  # fmt: skip
 @click.option(
     "--distance", default="tokens", show_default=True,
     help="tokens (|i - j| in the token order) or grid (Euclidean on the token grid).",

@@ -29,10 +29,8 @@ GUARD_ROW_SCHEMA = "wavealign.guard.decision/1"
     "--regime", default="single", show_default=True, help="A single launch, or the steady state."
 )
 @click.option("--objective", default="time", show_default=True, help="time or energy.")
-@click.option(
-    "--uses", type=click.FloatRange(1), default=1.0, show_default=True,
-    help="Launches that share a plan.",
-)  # fmt: skip
+@click.option("--uses", type=click.FloatRange(1), default=1.0, show_default=True,
+              help="Launches that share a plan.")  # fmt: skip
 @options.seed_option
 @options.json_option
 def guard(objective: str, uses: float, seed: int, as_json: bool, **given: Any) -> None:

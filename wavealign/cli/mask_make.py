@@ -17,19 +17,15 @@ from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 
 
 @click.command(cls=Command)
-@click.option(
-    "--method", required=True, metavar="M",
-    help="How blocks are chosen (see `wavealign methods`).",
-)  # fmt: skip
+@click.option("--method", required=True, metavar="M",
+              help="How blocks are chosen (see `wavealign methods`).")  # fmt: skip
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help="A parameter of the method, repeatable (see `wavealign methods M`).",
 )  # fmt: skip
 @qk_options
-@click.option(
-    "--num-heads", type=click.IntRange(1), default=1, show_default=True,
-    help="Heads to make without Q and K.",
-)  # fmt: skip
+@click.option("--num-heads", type=click.IntRange(1), default=1, show_default=True,
+              help="Heads to make without Q and K.")  # fmt: skip
 @options.heads_option
 @click.option("--out", required=True, metavar="FILE", help="The mask file to write (npz).")
 @options.plot_option

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 @options.mask_options
 @options.device_options
 @options.model_options
-@click.option(
-    "--policy", required=True, metavar="P",
-    help="ROWS[(...)][/VISITS[(...)]]; see `wavealign policies`.",
-)  # fmt: skip
+@click.option("--policy", required=True, metavar="P",
+              help="ROWS[(...)][/VISITS[(...)]]; see `wavealign policies`.")  # fmt: skip
 @click.option(
     "--improve", type=click.IntRange(1), metavar="EVALUATIONS",
     help="Search better row orders for the policy's visit order: this many simulations.",

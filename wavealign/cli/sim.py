@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     "--policy", "policies", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable; default: the usual ten (see `wavealign policies`).",
 )  # fmt: skip
-@click.option(
-    "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
-    help="Also score this schedule file, repeatable.",
-)  # fmt: skip
+@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+              help="Also score this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--belady/--no-belady", default=True, show_default=True,
     help="Replay each launch with the best possible replacement too: a bound on HBM reads.",
