@@ -84,7 +84,7 @@ def calibrate(
     places = zip(runs, masks or [None] * len(runs), strict=True)
     found = [r for path, where in places for r in load_recordings(path, where, entry.name)]
     names = sorted({recording.mask_name for recording in found})
-    fitted_names = set(names if use_all else names[::2])
+    fitted_names = names if use_all else names[::2]
     train = [r for r in found if r.mask_name in fitted_names]
     rest = [r for r in found if r.mask_name not in fitted_names]
     fitted = fit(train, profile, entry.name, lambda line: click.echo(line, err=True))

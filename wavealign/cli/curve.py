@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign._version import __version__
 from wavealign.cli import options
 from wavealign.cli.failure import Command
 
@@ -52,7 +53,6 @@ def curve(
     **given: Any,
 ) -> None:
     """L2 hit ratio of policies at every L2 size, from one pass each."""
-    from wavealign._version import __version__
     from wavealign.npz import check_writable, whole_file
     from wavealign.order import build_schedule, parse_policy
     from wavealign.report.progress import Progress
@@ -91,7 +91,7 @@ def curve(
     with Progress(len(recipes), "replaying", quiet) as progress, ThreadPoolExecutor(1) as thread:
         for recipe in recipes:
             curves.append(thread.submit(one_curve, recipe).result())
-            lines.extend(_json_lines(curves[-1], terms, __version__))
+            lines.extend(_json_lines(curves[-1], terms))
             progress.advance(curves[-1].policy)
     if out:
         with whole_file(out) as stream:
@@ -112,7 +112,7 @@ def curve(
         plot_curves(curves, setup.l2_capacity_bytes, title, plot)
 
 
-def _json_lines(curve: Curve, terms: dict[str, Any], version: str) -> list[str]:
+def _json_lines(curve: Curve, terms: dict[str, Any]) -> list[str]:
     """One line a size; the hit ratio is null where nothing was requested."""
     lines = []
     columns = (curve.sizes_bytes, curve.hit_frac, curve.hbm_read_bytes)
@@ -120,7 +120,7 @@ def _json_lines(curve: Curve, terms: dict[str, Any], version: str) -> list[str]:
         row = {
             "schema": CURVE_SCHEMA, "policy": curve.policy, **terms, "l2_bytes": int(size_bytes),
             "l2_hit_frac": float(hit_frac) if curve.requested_bytes else None,
-            "hbm_read_bytes": int(read_bytes), "version": version,
+            "hbm_read_bytes": int(read_bytes), "version": __version__,
         }  # fmt: skip
         lines.append(json.dumps(row, allow_nan=False))
     return lines

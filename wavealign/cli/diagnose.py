@@ -73,6 +73,8 @@ def diagnose(
         raise InputError(f"--distance {distance}; expected tokens or grid.")
     options.check_picture(plot)
     require("torch", "methods", "wavealign diagnose")
+    if qk["clip"] is not None:
+        length = length or _MADE_STEPS
     from wavealign.gpu.importance.diagnostics import diagnose_head
     from wavealign.methods.make import place_tokens
     from wavealign.report.progress import Progress
@@ -82,7 +84,7 @@ def diagnose(
             trajectory, context = _open(qk, length, seed, stack, quiet)
         except KeyboardInterrupt:
             raise Failure("interrupted while Q and K were made.", 1) from None
-        work = _work(trajectory, steps, heads, _layers(qk), _made(qk, length))
+        work = _work(trajectory, steps, heads, _layers(qk), length is not None)
         positions = _positions(distance, context, qk["device"])
         progress = stack.enter_context(Progress(len(work), "diagnose", quiet))
         found, interrupted = [], False
@@ -108,8 +110,8 @@ def diagnose(
         from wavealign.report.diagnosis_plot import plot_diagnosis
 
         title = f"{Path(qk['clip'] or qk['qk_path']).name}, {trajectory.tokens:,} tokens"
-        if _made(qk, length):
-            title += f", {length or _MADE_STEPS} steps made by noise that falls"
+        if length is not None:
+            title += f", {length} steps made by noise that falls"
         plot_diagnosis(found, title, plot)
     if interrupted:
         raise Failure(f"interrupted after {len(found)} of {len(work)} heads and steps.", 1)
@@ -122,10 +124,6 @@ def _layers(qk: dict[str, Any]) -> str | None:
     return qk["layers"] if given and qk["clip"] is None else None
 
 
-def _made(qk: dict[str, Any], length: int | None) -> bool:
-    return length is not None or qk["clip"] is not None
-
-
 def _open(
     qk: dict[str, Any], length: int | None, seed: int, stack: ExitStack, quiet: bool
 ) -> tuple[Trajectory, HeadContext]:
@@ -133,14 +131,14 @@ def _open(
     from wavealign.methods.context import HeadContext
     from wavealign.qk.trajectory import CapturedTrajectory, NoisyTrajectory
 
-    if _made(qk, length):
+    if length is not None:
         if qk["clip"] is None and qk["qk_path"] is not None and Path(qk["qk_path"]).is_dir():
             raise InputError(
                 f"--trajectory makes steps from one Q and K; --qk {qk['qk_path']} is a folder."
             )
         source = open_source(qk, stack, needed=True, quiet=quiet)
         assert source is not None
-        made = NoisyTrajectory(source, length or _MADE_STEPS, seed)
+        made = NoisyTrajectory(source, length, seed)
         grid, text = choose_grid(qk, source), text_tokens(qk, source)
         return made, HeadContext.make(made.tokens, grid, qk["order"], text)
     if qk["qk_path"] is None:
@@ -165,10 +163,8 @@ def _work(
     if steps is not None:
         chosen = parse_heads(steps, 1 << 20, "step")
         if missing := [step for step in chosen if step not in there]:
-            raise InputError(
-                f"--steps {steps}: no step {missing[0]}; there are {len(there)}, {there[0]} to "
-                f"{there[-1]}."
-            )
+            known = f"there are {len(there)}, {there[0]} to {there[-1]}"
+            raise InputError(f"--steps {steps}: no step {missing[0]}; {known}.")
     elif made and len(there) > _SHOWN:
         chosen = sorted({round(i * there[-1] / (_SHOWN - 1)) for i in range(_SHOWN)})
     else:
@@ -176,12 +172,10 @@ def _work(
     places = trajectory.places
     if layers is not None:
         wanted = set(parse_heads(layers, 1 << 20, "layer"))
-        known = {layer for layer, _ in places}
-        if missing := sorted(wanted - known):
-            raise InputError(
-                f"--layers {layers}: no layer {missing[0]}; expected some of "
-                f"{format_heads(sorted(known))}."
-            )
+        held = {layer for layer, _ in places}
+        if missing := sorted(wanted - held):
+            some = f"expected some of {format_heads(sorted(held))}"
+            raise InputError(f"--layers {layers}: no layer {missing[0]}; {some}.")
         places = tuple(place for place in places if place[0] in wanted)
     if heads is not None:
         places = tuple(places[i] for i in parse_heads(heads, len(places)))

@@ -25,9 +25,8 @@ GUARD_ROW_SCHEMA = "wavealign.guard.decision/1"
 @click.option("--profile", metavar="FILE", help="Guard profile; default: the device's own.")
 @options.head_dim_option
 @options.dtype_option
-@click.option(
-    "--regime", default="single", show_default=True, help="A single launch, or the steady state."
-)
+@click.option("--regime", default="single", show_default=True,
+              help="A single launch, or the steady state.")  # fmt: skip
 @click.option("--objective", default="time", show_default=True, help="time or energy.")
 @click.option("--uses", type=click.FloatRange(1), default=1.0, show_default=True,
               help="Launches that share a plan.")  # fmt: skip

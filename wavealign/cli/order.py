@@ -93,10 +93,8 @@ def order(
     if as_json:
         click.echo(json.dumps(row))
     else:
-        click.echo(
-            f"{out}: {schedule.policy} for {H} heads of {M} x {N} blocks, {setup.wave} rows in "
-            "flight"
-        )
+        what = f"{schedule.policy} for {H} heads of {M} x {N} blocks"
+        click.echo(f"{out}: {what}, {setup.wave} rows in flight")
         if found is not None:
             start, best = (_value(found.objective, v) for v in (found.start, found.best))
             click.echo(
@@ -105,11 +103,8 @@ def order(
                 f"{setup.model} model"
             )
     if found is not None and found.interrupted:
-        raise Failure(
-            f"interrupted after {found.evaluations} of {improve} evaluations; {out} holds the "
-            "best schedule so far.",
-            1,
-        )
+        told = f"interrupted after {found.evaluations} of {improve} evaluations"
+        raise Failure(f"{told}; {out} holds the best schedule so far.", 1)
 
 
 def _value(objective: str, value: float) -> str:

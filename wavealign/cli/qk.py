@@ -147,10 +147,8 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
     if given is None and options["grid_text"] is None and options["size"] is None:
         written = getattr(source, "about", {}).get("text_tokens", "0")
         if not str(written).isdecimal():
-            raise InputError(
-                f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}' in its "
-                "metadata; expected a number, or give --text-tokens."
-            )
+            where = f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}'"
+            raise InputError(f"{where} in its metadata; expected a number, or give --text-tokens.")
         return int(written)
     return int(given or 0)
 
@@ -172,10 +170,8 @@ def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> T
         try:
             size = TokenGrid.parse(options["size"])
         except InputError as problem:
-            raise InputError(
-                f"--size {options['size']}: expected frames, height and width in pixels, e.g. "
-                "81x720x1280."
-            ) from problem
+            expected = "expected frames, height and width in pixels, e.g. 81x720x1280"
+            raise InputError(f"--size {options['size']}: {expected}.") from problem
         return model.grid(*size.shape)
     if options["grid_text"] is not None:
         return TokenGrid.parse(options["grid_text"])

@@ -18,10 +18,6 @@ def doctor_table(checks: Iterable[Check]) -> Table:
     table = table_frame("component", "state", "found", "what to do", overflow="fold")
     for check in checks:
         # As Text, so that 'wavealign[gpu]' isn't taken for markup.
-        table.add_row(
-            Text(check.component),
-            Text(check.state, _STYLES[check.state]),
-            Text(check.detail),
-            Text(check.remedy or ""),
-        )
+        state = Text(check.state, _STYLES[check.state])
+        table.add_row(Text(check.component), state, Text(check.detail), Text(check.remedy or ""))
     return table

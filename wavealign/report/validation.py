@@ -56,19 +56,14 @@ def verdict_line(pairs: Sequence[Pair]) -> str:
         return "One policy has no ranking."
     ranking = rank(predicted, measured)
     chosen, fastest = (both[i][0].policy for i in (ranking.chosen, ranking.fastest))
-    tau = ranking.kendall_tau
-    pairs_text = (
-        "no two policies differ by more than 1 %"
-        if tau is None
-        else f"Kendall tau {tau:.2f} over {ranking.agree + ranking.disagree} pairs that differ by "
-        "more than 1 %"
-    )
-    choice = (
-        f"predicted and measured best: {chosen}"
-        if chosen == fastest
-        else f"predicted best: {chosen}, measured best: {fastest}, which is "
-        f"{100 * ranking.regret_frac:.2f} % faster"
-    )
+    tau, count = ranking.kendall_tau, ranking.agree + ranking.disagree
+    pairs_text = "no two policies differ by more than 1 %"
+    if tau is not None:
+        pairs_text = f"Kendall tau {tau:.2f} over {count} pairs that differ by more than 1 %"
+    choice = f"predicted and measured best: {chosen}"
+    if chosen != fastest:
+        won = f"which is {100 * ranking.regret_frac:.2f} % faster"
+        choice = f"predicted best: {chosen}, measured best: {fastest}, {won}"
     return f"{choice}; {pairs_text}."
 
 
@@ -76,18 +71,16 @@ def costs_line(rows: Sequence[Result]) -> str:
     """What applying the schedules cost beside the kernel, and how right the output is."""
     gather = max(row.gather_ms or 0.0 for row in rows)
     scatter = max(row.scatter_ms or 0.0 for row in rows)
-    moved = (
-        f"moving Q into launch order takes {gather:.3f} ms, O and LSE back {scatter:.3f} ms, "
-        "in no time above"
-        if gather
-        else "nothing is moved: the kernel takes the row order as a table"
-    )
+    moved = "nothing is moved: the kernel takes the row order as a table"
+    if gather:
+        moved = (
+            f"moving Q into launch order takes {gather:.3f} ms, O and LSE back {scatter:.3f} ms, "
+            "in no time above"
+        )
     errors = [row.error_frac for row in rows if row.error_frac is not None]
-    checked = (
-        f"relative error against float32 at most {max(errors):.1e}"
-        if errors
-        else "not checked against float32"
-    )
+    checked = "not checked against float32"
+    if errors:
+        checked = f"relative error against float32 at most {max(errors):.1e}"
     return f"{moved}; {checked}."
 
 

@@ -26,25 +26,15 @@ _FEWEST_POLICIES = 8
 
 # Field, heading, digits, factor; None for text. Columns with a single value become a sentence.
 _COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
-    ("policy", "policy", None, 1),
-    ("mask", "mask", None, 1),
-    ("speedup", "speedup (×)", 3, 1),
-    ("time_ms", "time (ms)", 2, 1),
-    ("l2_hit_frac", "L2 hit (%)", 1, 100),
-    ("hbm_read_bytes", "HBM reads (GB)", 2, 1e-9),
-    ("energy_j", "energy (J)", 2, 1),
-    ("planning_ms", "planning (ms)", 1, 1),
-    ("heads", "heads", None, 1),
-    ("source", "source", None, 1),
-    ("device", "device", None, 1),
-    ("kernel", "kernel", None, 1),
-    ("regime", "regime", None, 1),
-    ("device_digest", "profile", None, 1),
-    ("limit_ms", "limit (ms)", 2, 1),
-    ("clock_ghz", "clock (GHz)", 2, 1),
-    ("wave", "W", 0, 1),
-    ("seed", "seed", 0, 1),
-)
+    ("policy", "policy", None, 1), ("mask", "mask", None, 1), ("speedup", "speedup (×)", 3, 1),
+    ("time_ms", "time (ms)", 2, 1), ("l2_hit_frac", "L2 hit (%)", 1, 100),
+    ("hbm_read_bytes", "HBM reads (GB)", 2, 1e-9), ("energy_j", "energy (J)", 2, 1),
+    ("planning_ms", "planning (ms)", 1, 1), ("heads", "heads", None, 1),
+    ("source", "source", None, 1), ("device", "device", None, 1), ("kernel", "kernel", None, 1),
+    ("regime", "regime", None, 1), ("device_digest", "profile", None, 1),
+    ("limit_ms", "limit (ms)", 2, 1), ("clock_ghz", "clock (GHz)", 2, 1),
+    ("wave", "W", 0, 1), ("seed", "seed", 0, 1),
+)  # fmt: skip
 _FILTERS = ("source", "device", "kernel", "regime", "mask", "policy")
 
 
@@ -73,10 +63,8 @@ def render(
     columns = sum(len(block.columns) for block in found)
     most = max(_FEWEST_POLICIES, _MOST_CELLS // max(1, columns))
     fields: dict[str, Any] = {
-        "title": title,
-        "version": __version__,
-        "css": Markup(css),  # our own file
-        "script": Markup(script),
+        "title": title, "version": __version__, "key": svg.key, "line_key": svg.line_key,
+        "css": Markup(css), "script": Markup(script),  # our own files
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "answers": [answers.answer(block) for block in found],
         "blocks": [_block(block, most) for block in found],
@@ -84,12 +72,8 @@ def render(
         "predictions": prediction.predictions(loaded.rows),
         "facts": [(block.label, provenance.setting_facts(block)) for block in found],
         "masks": provenance.mask_facts(loaded.rows, masks),
-        "counts": loaded.counts,
-        "failed": loaded.failed,
-        "notes": loaded.notes,
-        "key": svg.key,
-        "line_key": svg.line_key,
-    }
+        "counts": loaded.counts, "failed": loaded.failed, "notes": loaded.notes,
+    }  # fmt: skip
 
     def with_table(most_bytes: int) -> str:
         table = _table(found, most_bytes)
@@ -120,19 +104,15 @@ def _block(block: Block, most: int) -> dict[str, Any]:
     best = block.ranking[0][0] if block.ranking else None
     policies = figures.shown_policies(block, most)
     return {
-        "label": block.label,
-        "source": block.setting.source,
-        "columns": block.columns,
+        "label": block.label, "source": block.setting.source, "columns": block.columns,
         "heat": figures.heat_rows(block, policies),
         "left_out": len(block.standings) - len(policies),
-        "several": len(block.columns) > 1,
-        "bests": answers.best_rows(block),
+        "several": len(block.columns) > 1, "best": best, "bests": answers.best_rows(block),
         "energy": any(row.result.energy_j is not None for row in block.rows),
-        "best": best,
         "hits": figures.hit_against_time(block, set(policies)),
         "costs": figures.cost_against_gain(block),
         "heads": figures.head_tables(block),
-    }
+    }  # fmt: skip
 
 
 def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
@@ -165,19 +145,14 @@ def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
             break
         rows.append(line)
     names = [column[0] for column in shown]
-    return {
-        "count": len(rows),
-        "left_out": len(records) - len(rows),
-        "constant": constant,
-        "data": {
-            "columns": [
-                {"name": heading, "digits": digits, "sticky": name == "policy"}
-                for name, heading, digits, _ in shown
-            ],
-            "filters": [names.index(name) for name in _FILTERS if name in names],
-            "rows": rows,
-        },
-    }
+    columns = [
+        {"name": heading, "digits": digits, "sticky": name == "policy"}
+        for name, heading, digits, _ in shown
+    ]
+    filters = [names.index(name) for name in _FILTERS if name in names]
+    data = {"columns": columns, "filters": filters, "rows": rows}
+    left_out = len(records) - len(rows)
+    return {"count": len(rows), "left_out": left_out, "constant": constant, "data": data}
 
 
 def _compact(value: Any, digits: int | None, factor: float) -> Any:

@@ -193,18 +193,17 @@ def chart(
 
 def key(shape: str, kind: str) -> Markup:
     """A mark for the legend."""
-    return Markup(
-        f'<svg class="key" viewBox="-7 -7 14 14" aria-hidden="true"><path class="mark {kind}" '
-        f'd="{_SHAPES[shape]}"/></svg>'
-    )
+    return _legend("key", "-7 -7 14 14", f"mark {kind}", _SHAPES[shape])
 
 
 def line_key(kind: str) -> Markup:
     """A line for the legend."""
-    return Markup(
-        f'<svg class="key wide" viewBox="0 -7 28 14" aria-hidden="true"><path class="line {kind}" '
-        'd="M1 0H27"/></svg>'
-    )
+    return _legend("key wide", "0 -7 28 14", f"line {kind}", "M1 0H27")
+
+
+def _legend(size: str, box: str, kind: str, path: str) -> Markup:
+    start = f'<svg class="{size}" viewBox="{box}" aria-hidden="true">'
+    return Markup(f'{start}<path class="{kind}" d="{path}"/></svg>')
 
 
 def _line(line: Line, px: _Place, py: _Place) -> str:
