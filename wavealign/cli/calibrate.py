@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 @click.option("--device", required=True, help="Profile to start from, by name or path.")
 @click.option("--kernel", help="Kernel that ran; default: the device's first.")
 @click.option("--all", "use_all", is_flag=True, help="Fit on all masks, not on every other one.")
-@click.option(
-    "--guard", "for_guard", is_flag=True,
-    help="Fit the guard's constants instead; --simulate adds masks.",
-)  # fmt: skip
-@click.option(
-    "--simulate", multiple=True, metavar="FILE",
-    help="With --guard: simulate the candidates on this mask, repeatable.",
-)  # fmt: skip
+@click.option("--guard", "for_guard", is_flag=True,
+              help="Fit the guard's constants instead; --simulate adds masks.")  # fmt: skip
+@click.option("--simulate", multiple=True, metavar="FILE",
+              help="With --guard: simulate the candidates on this mask, repeatable.")  # fmt: skip
 @click.option("--out", metavar="FILE", help="The profile to write (.toml).")
 @json_option
 def calibrate(
@@ -85,20 +81,15 @@ def calibrate(
         raise InputError("--simulate goes with --guard.")
     if not runs:
         raise InputError("--runs is missing: measured runs to fit (JSON lines).")
-    found = [
-        recording
-        for path, where in zip(runs, masks or [None] * len(runs), strict=True)
-        for recording in load_recordings(path, where, entry.name)
-    ]
+    places = zip(runs, masks or [None] * len(runs), strict=True)
+    found = [r for path, where in places for r in load_recordings(path, where, entry.name)]
     names = sorted({recording.mask_name for recording in found})
-    fitted_names = set(names if use_all else names[::2])
+    fitted_names = names if use_all else names[::2]
     train = [r for r in found if r.mask_name in fitted_names]
     rest = [r for r in found if r.mask_name not in fitted_names]
     fitted = fit(train, profile, entry.name, lambda line: click.echo(line, err=True))
-    note = (
-        f"{len(train)} runs of {len(fitted_names)} masks "
-        f"({', '.join(Path(path).name for path in runs)}), wavealign {__version__}"
-    )
+    files = ", ".join(Path(path).name for path in runs)
+    note = f"{len(train)} runs of {len(fitted_names)} masks ({files}), wavealign {__version__}"
     fitted = _with_provenance(fitted, entry.name, note)
     setup = Setup.make(fitted, entry.name)
     pairs = [(part, replay(part, setup)) for part in (train, rest)]

@@ -57,11 +57,11 @@ def calibrate_guard(
     if not found:
         raise InputError("nothing to fit: give measured runs (--runs) or masks (--simulate).")
     names = ", ".join(Path(path).name for path in (*runs, *simulate))
-    counts = [sum(case.source == s for case in found) for s in ("measured", "simulated")]
-    note = f"{counts[0]} measured and {counts[1]} simulated runs ({names}), wavealign {__version__}"
+    parts = {s: [case for case in found if case.source == s] for s in ("measured", "simulated")}
+    counts = " and ".join(f"{len(part)} {source}" for source, part in parts.items())
+    note = f"{counts} runs ({names}), wavealign {__version__}"
     fitted = fit_guard(found, model, note, lambda line: click.echo(line, err=True))
-    for source in ("measured", "simulated"):
-        part = [case for case in found if case.source == source]
+    for source, part in parts.items():
         if not part:
             continue
         errors = fit_errors(part, fitted)

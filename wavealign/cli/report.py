@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wavealign.cli.failure import Command
-from wavealign.cli.options import cores, json_option
+from wavealign.cli.options import cores, jobs_option, json_option, quiet_option
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 @click.option("--curves/--no-curves", default=True, show_default=True,
               help="Compute miss-ratio curves of the masks at hand.")  # fmt: skip
 @click.option("--title", help="Of the page; default: the name of the first source.")
-@click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
+@jobs_option
 @json_option
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@quiet_option
 def report(
     sources: tuple[str, ...],
     out: str,
@@ -63,8 +63,7 @@ def report(
 
     check_writable(out)
     loaded = load_rows(sources)
-    tokens = parse_block(block) if block else None
-    masks = _masks(loaded, mask_paths, tokens, key)
+    masks = _masks(loaded, mask_paths, parse_block(block) if block else None, key)
     settings = blocks(loaded)
     drawn = curve_sets(settings, masks, jobs or cores(), quiet) if curves and masks else []
     name = title or f"Row and visit orders: {Path(sources[0]).resolve().stem}"
@@ -72,22 +71,17 @@ def report(
     found = [answers.answer(block) for block in settings]
     if as_json:
         record = {
-            "schema": "wavealign.report/1",
-            "out": out,
-            "bytes": size_bytes,
-            "rows": len(loaded.rows),
-            "failed": len(loaded.failed),
+            "schema": "wavealign.report/1", "out": out, "bytes": size_bytes,
+            "rows": len(loaded.rows), "failed": len(loaded.failed),
             "curves": sum(len(part.masks) for part in drawn),
             "answers": [
                 {
-                    "setting": a.label,
-                    "policy": a.policy,
-                    "gain": a.gain if a.policy else None,
-                    "text": a.text,
+                    "setting": a.label, "policy": a.policy,
+                    "gain": a.gain if a.policy else None, "text": a.text,
                 }
                 for a in found
             ],
-        }
+        }  # fmt: skip
         click.echo(json.dumps(record, allow_nan=False))
         return
     for a in found:
@@ -97,10 +91,7 @@ def report(
 
 
 def _masks(
-    loaded: Loaded,
-    mask_paths: tuple[str, ...],
-    block: tuple[int, int] | None,
-    key: str | None,
+    loaded: Loaded, mask_paths: tuple[str, ...], block: tuple[int, int] | None, key: str | None
 ) -> dict[Unit, BlockMask]:
     """The masks that ran, as far as their files are named."""
     from wavealign.report.page.curves import find_masks, paths_of

@@ -7,54 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
-from wavealign.cli.options import (
-    cores,
-    device_options,
-    json_option,
-    load_heads,
-    make_setup,
-    mask_options,
-    model_options,
-    seed_option,
-)
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
+    from wavealign.order import Schedule
     from wavealign.runs.result import Result
     from wavealign.sim.setup import Setup
 
 
 @click.command(cls=Command)
-@mask_options
-@device_options
-@model_options
+@options.mask_options
+@options.device_options
+@options.model_options
 @click.option(
     "--policy", "policies", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable; default: the usual ten (see `wavealign policies`).",
 )  # fmt: skip
-@click.option(
-    "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
-    help="Also score this schedule file, repeatable.",
-)  # fmt: skip
+@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+              help="Also score this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--belady/--no-belady", default=True, show_default=True,
     help="Replay each launch with the best possible replacement too: a bound on HBM reads.",
 )  # fmt: skip
 @click.option("--per-head", is_flag=True, help="Also launch every head on its own.")
-@seed_option
-@json_option
-@click.option("--out", metavar="FILE", help="Write the rows as JSON lines (replaces FILE).")
-@click.option("--plot", metavar="FILE", help="Write a picture (png, svg, pdf; extra `report`).")
-@click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options.seed_option
+@options.json_option
+@options.rows_option
+@options.plot_option
+@options.jobs_option
+@options.quiet_option
 def sim(
-    mask_path: str,
-    heads: str | None,
-    block: str | None,
-    key: str | None,
     policies: tuple[str, ...],
-    schedule_paths: tuple[str, ...],
     belady: bool,
     per_head: bool,
     seed: int,
@@ -63,33 +48,26 @@ def sim(
     plot: str | None,
     jobs: int | None,
     quiet: bool,
-    **device_options: Any,
+    **given: Any,
 ) -> None:
     """Compare policies on a mask: L2 hit ratio, HBM reads and time, simulated.
 
     All heads run as one launch, in order, as a kernel runs them.
     """
-    from wavealign.order import DEFAULT_POLICIES, Schedule, parse_policy
+    from wavealign.order import DEFAULT_POLICIES, parse_policy
     from wavealign.report.progress import Progress
     from wavealign.runs.lines import ResultWriter
     from wavealign.sim.campaign import Campaign, Task
 
-    setup = make_setup(**device_options)
+    setup = options.make_setup(given)
     names = list(policies or DEFAULT_POLICIES)
     for name in names:
         parse_policy(name)
-    loaded, head_ids = load_heads(mask_path, heads, block, key)
+    loaded, head_ids = options.load_heads(given["mask_path"], given)
     mask = loaded.mask
     setup.capacity_blocks(mask)
-    chosen = None if heads is None else head_ids
-    recipes: list[str | Schedule] = [
-        *names,
-        *(Schedule.fitting(path, mask, chosen) for path in schedule_paths),
-    ]
-    if plot:
-        from wavealign.report.plots import check_plot
-
-        check_plot(plot)
+    recipes: list[str | Schedule] = [*names, *options.fitting_schedules(given, mask, head_ids)]
+    options.check_picture(plot or None)
     scopes: list[int | None] = [None, *(range(mask.H) if per_head else ())]
     tasks = [Task(recipe, scope) for scope in scopes for recipe in recipes]
     # The table and the picture compare with `original`, also where nobody asked for its row.
@@ -114,12 +92,11 @@ def sim(
 
         try:
             campaign = Campaign(mask, setup, head_ids, loaded.name, seed, belady)
-            campaign.run([*tasks, *shown_only], jobs or cores(), take)
+            campaign.run([*tasks, *shown_only], jobs or options.cores(), take)
         except KeyboardInterrupt:
             kept = f" {out} holds them." if out else ""
-            raise Failure(
-                f"interrupted after {len(results)} of {len(tasks)} runs.{kept}", 1
-            ) from None
+            message = f"interrupted after {len(results)} of {len(tasks)} runs.{kept}"
+            raise Failure(message, 1) from None
     if not as_json:
         _print_results(loaded, setup, results, baselines)
     if plot:
@@ -131,19 +108,14 @@ def sim(
 
 
 def _print_results(
-    loaded: LoadedMask,
-    setup: Setup,
-    results: list[Result],
-    baselines: dict[int | None, Result],
+    loaded: LoadedMask, setup: Setup, results: list[Result], baselines: dict[int | None, Result]
 ) -> None:
     from wavealign.report.tables import launch_lines, print_table, results_table, timing_line
     from wavealign.units import decimal_size, decimals
 
     launch = [result for result in results if result.head is None]
-    for line in launch_lines(loaded.mask, loaded.name, launch[0].heads, setup):
-        click.echo(line)
-    click.echo(timing_line(setup))
-    click.echo()
+    lines = launch_lines(loaded.mask, loaded.name, launch[0].heads, setup)
+    click.echo("\n".join([*lines, timing_line(setup), ""]))
     if all(result.policy != "original" for result in launch):
         launch.insert(0, baselines[None])
     print_table(results_table(launch, baselines))

@@ -127,7 +127,8 @@ def validate(
         )
     rig = find_gpu("validate --gpu")
     backends = [find_backend(name) for name in backend_names]
-    masks = [load_heads(path, heads, block, key) for path in mask_paths]
+    named = {"heads": heads, "block": block, "key": key}
+    masks = [load_heads(path, named) for path in mask_paths]
     from wavealign import validation
     from wavealign.gpu.measure import Options
 

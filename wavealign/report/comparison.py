@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.table import Table
@@ -97,23 +100,26 @@ def interval(summary: Summary, metric: Metric) -> str:
     """The confidence interval: ``"-1.2 to +0.3 %"``; a dash where there is none."""
     if summary.low is None or summary.high is None:
         return "-"
-    unit = "%" if metric.ratio else "points"
-    low, high = (signed(value, metric).removesuffix(unit) for value in (summary.low, summary.high))
-    return f"{low}to {high}{unit}"
+    low, high = (_scaled(value, metric) for value in (summary.low, summary.high))
+    return f"{low:+.2f} to {high:+.2f} {_unit(metric)}"
 
 
 def signed(difference: float, metric: Metric) -> str:
     """The change from A to B: ``"-1.8 %"``, or ``"+2.1 points"``."""
-    if metric.ratio:
-        return f"{100 * math.expm1(difference):+.2f} %"
-    return f"{difference:+.2f} points"
+    return f"{_scaled(difference, metric):+.2f} {_unit(metric)}"
 
 
 def amount(difference: float, metric: Metric) -> str:
     """A change without its sign."""
-    if metric.ratio:
-        return f"{abs(100 * math.expm1(difference)):.2f} %"
-    return f"{abs(difference):.2f} points"
+    return f"{abs(_scaled(difference, metric)):.2f} {_unit(metric)}"
+
+
+def _scaled(difference: float, metric: Metric) -> float:
+    return 100 * math.expm1(difference) if metric.ratio else difference
+
+
+def _unit(metric: Metric) -> str:
+    return "%" if metric.ratio else "points"
 
 
 def _amounts(summary: Summary, metric: Metric, inverted: bool) -> str:
@@ -121,8 +127,8 @@ def _amounts(summary: Summary, metric: Metric, inverted: bool) -> str:
     assert summary.low is not None
     assert summary.high is not None
     ends = [-end if inverted else end for end in (summary.low, summary.high)]
-    shown = sorted(abs(100 * math.expm1(end)) if metric.ratio else abs(end) for end in ends)
-    return f"{shown[0]:.2f} to {shown[1]:.2f} {'%' if metric.ratio else 'points'}"
+    least, most = sorted(abs(_scaled(end, metric)) for end in ends)
+    return f"{least:.2f} to {most:.2f} {_unit(metric)}"
 
 
 def groups(
@@ -131,11 +137,10 @@ def groups(
     """Field, value, summary and pairs of each group, fields in the order given."""
     found = []
     for name in by:
-        members: dict[str, list[PairedValue]] = {}
+        members = defaultdict(list)
         for pair in comparison.pairs:
-            members.setdefault(_group_of(pair, name), []).append(pair)
-        for value, pairs in members.items():
-            found.append((name, value, comparison.summary(pairs), pairs))
+            members[_group_of(pair, name)].append(pair)
+        found += [(name, value, comparison.summary(p), p) for value, p in members.items()]
     return found
 
 
@@ -161,22 +166,13 @@ def groups_table(comparison: Comparison, by: Sequence[str]) -> Table:
     figures = ("pairs", f"{metric.title}, B against A", "95 % CI", "least", "most")
     table = table_frame("by", "", right=figures)
     table.add_column("B is")
-    previous = None
-    for name, value, summary, pairs in groups(comparison, by):
-        if previous not in (None, name):
-            table.add_section()
-        differences = [pair.difference for pair in pairs]
-        table.add_row(
-            name if name != previous else "",
-            value,
-            str(summary.count),
-            signed(summary.mean, metric),
-            interval(summary, metric),
-            signed(min(differences), metric),
-            signed(max(differences), metric),
-            outcome_of(comparison, summary),
-        )
-        previous = name
+    for name, members in groupby(groups(comparison, by), key=itemgetter(0)):
+        for number, (_, value, summary, pairs) in enumerate(members):
+            differences = [pair.difference for pair in pairs]
+            ends = (signed(end(differences), metric) for end in (min, max))
+            mean, ci = signed(summary.mean, metric), interval(summary, metric)
+            label, outcome = "" if number else name, outcome_of(comparison, summary)
+            table.add_row(label, value, str(summary.count), mean, ci, *ends, outcome)
     return table
 
 
@@ -225,53 +221,35 @@ def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list
 
     def summary_fields(summary: Summary) -> dict[str, Any]:
         def shown(value: float | None) -> float | None:
-            return value if value is None or not metric.ratio else math.exp(value)
+            if value is None:
+                return None
+            value = math.exp(value) if metric.ratio else value
+            return value if math.isfinite(value) else None
 
         suffix = "ratio" if metric.ratio else "points"
-        fields = {
-            "pairs": summary.count,
-            f"mean_{suffix}": shown(summary.mean),
-            f"low_{suffix}": shown(summary.low),
-            f"high_{suffix}": shown(summary.high),
-            f"noise_{suffix}": shown(summary.noise_floor),
-            "outcome": outcome_of(comparison, summary),
-        }
-        return {key: None if _not_finite(value) else value for key, value in fields.items()}
+        parts = {"mean": summary.mean, "low": summary.low, "high": summary.high}
+        values = {**parts, "noise": summary.noise_floor}
+        named = {f"{name}_{suffix}": shown(value) for name, value in values.items()}
+        return {"pairs": summary.count, **named, "outcome": outcome_of(comparison, summary)}
 
     head = {"schema": COMPARE_SCHEMA, "metric": metric.name}
     whole = {
-        **head,
-        "kind": "all",
-        **summary_fields(comparison.summary()),
-        "verdict": verdict.text,
-        "only_a": len(comparison.only_a),
-        "only_b": len(comparison.only_b),
-        "unusable": comparison.unusable,
-        "noise_origin": comparison.noise_origin,
+        **head, "kind": "all", **summary_fields(comparison.summary()), "verdict": verdict.text,
+        "only_a": len(comparison.only_a), "only_b": len(comparison.only_b),
+        "unusable": comparison.unusable, "noise_origin": comparison.noise_origin,
         "interval_over": "masks" if comparison.summary().by_mask else "pairs",
         "differs": {name: list(values) for name, values in comparison.differs.items()},
-    }
+    }  # fmt: skip
     lines = [whole]
     for name, value, summary, _ in groups(comparison, by):
         lines.append({**head, "kind": "group", "by": name, "is": value, **summary_fields(summary)})
+    same = ("mask", "mask_digest", "heads", "device", "kernel", "wave", "regime", "source", "seed")
     for pair in comparison.pairs:
         row = pair.of.flat()
-        same = ("mask", "mask_digest", "heads", "device", "kernel", "wave", "regime", "source")
         change = math.exp(pair.difference) if metric.ratio else pair.difference
-        lines.append(
-            {
-                **head,
-                "kind": "pair",
-                **{name: row[name] for name in (*same, "seed")},
-                "policy_a": pair.of.policy,
-                "policy_b": pair.policy_b,
-                "a": pair.a,
-                "b": pair.b,
-                "ratio" if metric.ratio else "points": change,
-            }
-        )
+        lines.append({
+            **head, "kind": "pair", **{name: row[name] for name in same},
+            "policy_a": pair.of.policy, "policy_b": pair.policy_b, "a": pair.a, "b": pair.b,
+            "ratio" if metric.ratio else "points": change,
+        })  # fmt: skip
     return lines
-
-
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

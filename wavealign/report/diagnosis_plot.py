@@ -51,8 +51,7 @@ def plot_diagnosis(found: Sequence[Diagnosis], title: str, path: str | Path) -> 
 def _lines(
     axis: Any, table: Any, places: list[tuple[int, int]], steps: list[int], label: str
 ) -> None:
-    layers = sorted({layer for layer, _ in places})
-    for i, layer in enumerate(layers):
+    for i, layer in enumerate(sorted({layer for layer, _ in places})):
         mine = table[[place[0] == layer for place in places]]
         known = ~np.isnan(mine)
         counts = known.sum(0)
@@ -69,10 +68,8 @@ def _lines(
 
 def _thin(axis: Any, steps: int, places: int) -> None:
     """Few enough labels to be read."""
-    for ticks, count, most in (
-        (axis.get_xticklabels(), steps, 12),
-        (axis.get_yticklabels(), places, 40),
-    ):
+    ticks_x, ticks_y = axis.get_xticklabels(), axis.get_yticklabels()
+    for ticks, count, most in ((ticks_x, steps, 12), (ticks_y, places, 40)):
         every = -(-count // most)
         for i, tick in enumerate(ticks):
             tick.set_visible(i % every == 0)

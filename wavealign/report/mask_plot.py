@@ -54,10 +54,9 @@ def coverage(head: HeadMask) -> npt.NDArray[np.float64]:
     """Share of kept blocks in every cell of a picture of at most 480 x 480 cells."""
     rows = np.repeat(np.arange(head.M), head.row_nnz)
     shape = (min(head.M, _PIXELS), min(head.N, _PIXELS))
+    columns = head.indices.astype(np.int64)
     kept = np.zeros(shape)
-    np.add.at(
-        kept, (rows * shape[0] // head.M, head.indices.astype(np.int64) * shape[1] // head.N), 1
-    )
+    np.add.at(kept, (rows * shape[0] // head.M, columns * shape[1] // head.N), 1)
     row_sizes = np.bincount(np.arange(head.M) * shape[0] // head.M, minlength=shape[0])
     column_sizes = np.bincount(np.arange(head.N) * shape[1] // head.N, minlength=shape[1])
     return kept / np.outer(row_sizes, column_sizes)

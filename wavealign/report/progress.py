@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, total: int, what: str, quiet: bool = False) -> None:
         self._total, self._what, self._quiet = total, what, quiet
-        self._done, self._said = 0, time.monotonic()
+        self.done, self._said = 0, time.monotonic()
         self._bar = None
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
@@ -27,13 +27,9 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -43,16 +39,16 @@ class Progress:
 
     def advance(self, detail: str) -> None:
         """One more piece is done."""
-        self.advance_to(self._done + 1, f"{detail} done")
+        self.advance_to(self.done + 1, f"{detail} done")
 
     def advance_to(self, done: int, detail: str) -> None:
         """So many pieces are done."""
-        self._done = done
+        self.done = done
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{self._what} {detail}")
         elif not self._quiet and time.monotonic() - self._said >= _EVERY_SECONDS:
             self._said = time.monotonic()
-            print(f"{self._what}: {self._done}/{self._total}, {detail}", file=sys.stderr)
+            print(f"{self._what}: {self.done}/{self._total}, {detail}", file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

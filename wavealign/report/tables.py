@@ -88,25 +88,21 @@ def results_table(results: Sequence[Result], baselines: dict[int | None, Result]
     table = table_frame("policy", right=headings, first="head" if per_head else None)
     size = decimal_size(max((r.hbm_read_bytes or 0 for r in results), default=0))
     duration = decimals(max((r.time_ms or 0.0 for r in results), default=0.0), "ms")
-    previous = None
     for result in results:
-        if previous is not None and result.head != previous.head:
-            table.add_section()
-        base = baselines.get(result.head)
-        cells = [
+        base, took = baselines.get(result.head), result.outcome
+        table.add_row(
+            *([str(result.head)] if per_head else []),
             result.policy,
-            figure(result.outcome.l2_hit_frac, "{:.1f} %", 100),
-            figure(result.outcome.hbm_read_bytes, size),
+            figure(took.l2_hit_frac, "{:.1f} %", 100),
+            figure(took.hbm_read_bytes, size),
             figure(change(base, result, "hbm_read_bytes"), "{:+.1f} %", 100),
-            figure(result.outcome.belady_bytes, size),
-            figure(result.outcome.time_ms, duration),
+            figure(took.belady_bytes, size),
+            figure(took.time_ms, duration),
             figure(speedup(base, result), "{:.3f}x"),
-            figure(result.outcome.limit_ms, duration),
-            figure(result.outcome.gap, "{:.2f}"),
-            result.outcome.bound or "-",
-        ]
-        table.add_row(*([str(result.head)] if per_head else []), *cells)
-        previous = result
+            figure(took.limit_ms, duration),
+            figure(took.gap, "{:.2f}"),
+            took.bound or "-",
+        )
     return table
 
 
@@ -127,10 +123,7 @@ def curves_table(curves: Sequence[Curve], l2_capacity_bytes: int) -> Table:
 
 
 def stats_table(
-    rows: Iterable[MaskStats],
-    setup: Setup,
-    block_kv: int,
-    recalls: Sequence[float] | None = None,
+    rows: Iterable[MaskStats], setup: Setup, block_kv: int, recalls: Sequence[float] | None = None
 ) -> Table:
     """Mask statistics, one row a head.
 
@@ -161,10 +154,8 @@ def policies_table(entries: Iterable[Entry]) -> Table:
     table = table_frame(*headings, overflow="fold")
     for entry in entries:
         names = ", ".join(parameter.name for parameter in entry.parameters)
-        needs = f" (extra `{entry.extra}`)" if entry.extra else ""
-        table.add_row(
-            entry.kind, entry.name, entry.formula, names, entry.cost, entry.source + needs
-        )
+        source = f"{entry.source} (extra `{entry.extra}`)" if entry.extra else entry.source
+        table.add_row(entry.kind, entry.name, entry.formula, names, entry.cost, source)
     return table
 
 
@@ -177,9 +168,8 @@ def policy_parameters_table(entries: Iterable[Entry]) -> Table:
     table = table_frame("parameter", "default", "allowed", "what it is", "of", overflow="fold")
     for parameter, names in owners.items():
         default = "-" if parameter.default is None else format_value(parameter.default)
-        table.add_row(
-            parameter.name, default, parameter.range_text, parameter.doc, ", ".join(names)
-        )
+        of = ", ".join(names)
+        table.add_row(parameter.name, default, parameter.range_text, parameter.doc, of)
     return table
 
 
@@ -202,13 +192,10 @@ def made_table(rows: Iterable[MaskStats]) -> Table:
 def _stats_cells(stats: MaskStats) -> list[str]:
     """What stands under `_STATS`."""
     return [
-        "all" if stats.head is None else str(stats.head),
-        f"{stats.density:.3f}",
-        f"{stats.row_nnz_mean:.1f}",
-        f"{stats.row_nnz_spread:.2f}",
-        str(stats.row_nnz_min),
-        str(stats.row_nnz_max),
-    ]
+        "all" if stats.head is None else str(stats.head), f"{stats.density:.3f}",
+        f"{stats.row_nnz_mean:.1f}", f"{stats.row_nnz_spread:.2f}",
+        str(stats.row_nnz_min), str(stats.row_nnz_max),
+    ]  # fmt: skip
 
 
 def diagnosis_table(found: Sequence[Diagnosis], per_head: bool) -> Table:
@@ -221,9 +208,7 @@ def diagnosis_table(found: Sequence[Diagnosis], per_head: bool) -> Table:
     for (step, layer, head), members in groups.items():
         entropies = [one.entropy_nats for one in members]
         table.add_row(
-            str(step),
-            str(layer),
-            str(head) if per_head else str(len(members)),
+            *(str(step), str(layer), str(head if per_head else len(members))),
             f"{statistics.fmean(entropies):.3f}",
             *([] if per_head else [f"{statistics.pstdev(entropies):.3f}"]),
             f"{statistics.fmean(one.distance for one in members):,.1f}",
@@ -238,17 +223,12 @@ def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
     for heading in ("device", "", "SMs", "L2", "effective", "HBM", "kernel", "timing"):
         table.add_column(heading, justify="right" if heading in ("SMs", "L2") else "left")
     for profile in profiles:
+        sizes = (format_size(size) for size in (profile.l2_bytes, profile.l2_effective_bytes))
+        card = (profile.name, profile.title, str(profile.sms), *sizes)
+        hbm = f"{profile.hbm_bytes_per_s / 1e12:.2f} TB/s"
         for kernel in profile.kernels.values():
-            table.add_row(
-                profile.name,
-                profile.title,
-                str(profile.sms),
-                format_size(profile.l2_bytes),
-                format_size(profile.l2_effective_bytes),
-                f"{profile.hbm_bytes_per_s / 1e12:.2f} TB/s",
-                kernel.name,
-                "calibrated" if kernel.calibrated_on else "estimate",
-            )
+            timing = "calibrated" if kernel.calibrated_on else "estimate"
+            table.add_row(*card, hbm, kernel.name, timing)
     return table
 
 

@@ -47,28 +47,23 @@ def validation_table(pairs: Sequence[Pair]) -> Table:
 
 def verdict_line(pairs: Sequence[Pair]) -> str:
     """Whether the prediction picks the right policy, in a sentence."""
-    both = [(p.time_ms, m.time_ms, m.policy) for m, p in pairs if p is not None]
+    both = [(m, p) for m, p in pairs if p is not None]
     if not both:
         return "No prediction."
-    predicted = [p for p, _, _ in both if p is not None]
-    measured = [m for _, m, _ in both if m is not None]
+    predicted = [p.time_ms for _, p in both if p.time_ms is not None]
+    measured = [m.time_ms for m, _ in both if m.time_ms is not None]
     if len(both) < 2 or len(predicted) < len(both) or len(measured) < len(both):
         return "One policy has no ranking."
     ranking = rank(predicted, measured)
-    chosen, fastest = both[ranking.chosen][2], both[ranking.fastest][2]
-    tau = ranking.kendall_tau
-    pairs_text = (
-        "no two policies differ by more than 1 %"
-        if tau is None
-        else f"Kendall tau {tau:.2f} over {ranking.agree + ranking.disagree} pairs that differ by "
-        "more than 1 %"
-    )
-    choice = (
-        f"predicted and measured best: {chosen}"
-        if chosen == fastest
-        else f"predicted best: {chosen}, measured best: {fastest}, which is "
-        f"{100 * ranking.regret_frac:.2f} % faster"
-    )
+    chosen, fastest = (both[i][0].policy for i in (ranking.chosen, ranking.fastest))
+    tau, count = ranking.kendall_tau, ranking.agree + ranking.disagree
+    pairs_text = "no two policies differ by more than 1 %"
+    if tau is not None:
+        pairs_text = f"Kendall tau {tau:.2f} over {count} pairs that differ by more than 1 %"
+    choice = f"predicted and measured best: {chosen}"
+    if chosen != fastest:
+        won = f"which is {100 * ranking.regret_frac:.2f} % faster"
+        choice = f"predicted best: {chosen}, measured best: {fastest}, {won}"
     return f"{choice}; {pairs_text}."
 
 
@@ -76,18 +71,16 @@ def costs_line(rows: Sequence[Result]) -> str:
     """What applying the schedules cost beside the kernel, and how right the output is."""
     gather = max(row.gather_ms or 0.0 for row in rows)
     scatter = max(row.scatter_ms or 0.0 for row in rows)
-    moved = (
-        f"moving Q into launch order takes {gather:.3f} ms, O and LSE back {scatter:.3f} ms, "
-        "in no time above"
-        if gather
-        else "nothing is moved: the kernel takes the row order as a table"
-    )
+    moved = "nothing is moved: the kernel takes the row order as a table"
+    if gather:
+        moved = (
+            f"moving Q into launch order takes {gather:.3f} ms, O and LSE back {scatter:.3f} ms, "
+            "in no time above"
+        )
     errors = [row.error_frac for row in rows if row.error_frac is not None]
-    checked = (
-        f"relative error against float32 at most {max(errors):.1e}"
-        if errors
-        else "not checked against float32"
-    )
+    checked = "not checked against float32"
+    if errors:
+        checked = f"relative error against float32 at most {max(errors):.1e}"
     return f"{moved}; {checked}."
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from wavealign.report.page.cells import Cell
-from wavealign.report.page.gather import Block, Column
+from wavealign.report.page.gather import Block
 from wavealign.runs.launch import BASELINE
 from wavealign.runs.ranking import TIE_FRAC, Standing, as_good
 
@@ -85,18 +85,14 @@ def answer(block: Block) -> Answer:
     policy, gain = block.ranking[0]
     masks = [column for column in block.columns if policy in block.cells[column.label]]
     nothing = policy == BASELINE or gain < 1 + TIE_FRAC
+    rivals = tuple(name for name, mean in block.ranking[1:] if as_good(mean, gain))
+    own = [(block.cells[column.label][policy], block.best(column)) for column in masks]
+    good = sum(best is not None and as_good(cell.speedup, best.speedup) for cell, best in own)
+    reads = _reads([cell.read_ratio for cell, _ in own])
     return Answer(
-        label,
-        source,
-        None if nothing else policy,
-        gain,
-        len(masks),
-        _near_best(block, masks, policy),
-        _reads(block, masks, policy),
-        tuple(name for name, mean in block.ranking[1:] if as_good(mean, gain)),
-        _challenger(block),
-        True,
-    )
+        label, source, None if nothing else policy, gain, len(masks), good, reads, rivals,
+        _challenger(block), True,
+    )  # fmt: skip
 
 
 def _challenger(block: Block) -> Standing | None:
@@ -106,8 +102,7 @@ def _challenger(block: Block) -> Standing | None:
     return first if first.policy not in whole and first.ratio > 1 else None
 
 
-def _reads(block: Block, masks: list[Column], policy: str) -> str:
-    ratios = [block.cells[column.label][policy].read_ratio for column in masks]
+def _reads(ratios: list[float | None]) -> str:
     changes = sorted(100 * (ratio - 1) for ratio in ratios if ratio is not None)
     if not changes:
         return ""
@@ -115,14 +110,6 @@ def _reads(block: Block, masks: list[Column], policy: str) -> str:
     if low == high:
         return f"{low:+d} %" if low else "unchanged"
     return f"{round(median(changes)):+d} % (median; {low:+d} to {high:+d} %)"
-
-
-def _near_best(block: Block, masks: list[Column], policy: str) -> int:
-    good = 0
-    for column in masks:
-        best, own = block.best(column), block.cells[column.label][policy]
-        good += best is not None and as_good(own.speedup, best.speedup)
-    return good
 
 
 def best_rows(block: Block) -> list[Best]:
@@ -133,14 +120,7 @@ def best_rows(block: Block) -> list[Best]:
         if best is None:
             continue
         note = f"{len(column.units)} heads, each on its own" if len(column.units) > 1 else ""
-        found.append(
-            Best(
-                column.label,
-                note,
-                best,
-                block.cells[column.label].get(BASELINE),
-                tuple(block.as_good(column, best)),
-                best.speedup is not None and best.speedup < 1 + TIE_FRAC,
-            )
-        )
+        base, ties = block.cells[column.label].get(BASELINE), tuple(block.as_good(column, best))
+        nothing = best.speedup is not None and best.speedup < 1 + TIE_FRAC
+        found.append(Best(column.label, note, best, base, ties, nothing))
     return found

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.files import load_mask
-from wavealign.order.policies import build_schedule
+from wavealign.order.policies import build_schedule, parse_policy
 from wavealign.report.page.figures import PAPER
 from wavealign.report.page.gather import Block, Column, Unit, unit_of
 from wavealign.report.page.l2 import given_l2
@@ -27,14 +27,6 @@ _MOST_MASKS = 12  # a page of curves; the rest is said to be left out
 _KINDS = ("base", "paper", "best", "second")
 
 
-@dataclass(frozen=True)
-class MaskCurves:
-    """The curves of one mask."""
-
-    column: str
-    chart: Markup
-
-
 @dataclass
 class CurveSet:
     """The curves of a device and kernel, and of launches of one kind.
@@ -44,7 +36,7 @@ class CurveSet:
         title: device and kernel, and what is unusual about the launches.
         policies: what is drawn, with the class of each line.
         l2_bytes: sizes of L2 to mark; None for the device's own.
-        masks: one each.
+        masks: a name and a chart each.
         notes: what is missing, and why.
     """
 
@@ -52,7 +44,7 @@ class CurveSet:
     title: str
     policies: list[tuple[str, str]]
     l2_bytes: set[int | None] = field(default_factory=set)
-    masks: list[MaskCurves] = field(default_factory=list)
+    masks: list[tuple[str, Markup]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -78,13 +70,10 @@ def paths_of(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]]) -
 
 def _named_files(masks: Any) -> Iterable[str]:
     """Paths in a manifest's list of masks: strings, or objects with a path."""
-    entries = masks.values() if isinstance(masks, dict) else masks or ()
-    for entry in entries:
-        value = entry
-        if isinstance(entry, dict):
-            value = entry.get("path") or entry.get("file")
-        if isinstance(value, str):
-            yield value
+    for entry in masks.values() if isinstance(masks, dict) else masks or ():
+        name = (entry.get("path") or entry.get("file")) if isinstance(entry, dict) else entry
+        if isinstance(name, str):
+            yield name
 
 
 def find_masks(
@@ -119,12 +108,9 @@ def find_masks(
                 raise
             notes.append(f"mask passed over: {problem}")
             continue
-        parts: dict[str, BlockMask | None] = {}
-        for unit in wanted:
-            if unit in found:
-                continue
-            if unit.heads not in parts:
-                parts[unit.heads] = _heads(loaded.mask, unit.heads)
+        missing = [unit for unit in wanted if unit not in found]
+        parts = {heads: _heads(loaded.mask, heads) for heads in {unit.heads for unit in missing}}
+        for unit in missing:
             mask = parts[unit.heads]
             if mask is not None and mask.digest == unit.digest:
                 found[unit] = mask
@@ -163,17 +149,13 @@ def curve_sets(
             wave = "" if setting.wave is None else f"W = {setting.wave}"
             title = " · ".join(filter(None, (*parts, wave)))
             sets[name] = CurveSet([], title, _policies(block))
-            missing = len(block.columns) - len(known)
-            if missing:
-                sets[name].notes.append(
-                    f"{missing} of {len(block.columns)} masks aren't at hand: name their files "
-                    "with --mask."
-                )
-            if len(known) > _MOST_MASKS:
-                sets[name].notes.append(
-                    f"The first {_MOST_MASKS} of {len(known)} masks; wavealign curve draws the "
-                    "others."
-                )
+            every, there = len(block.columns), len(known)
+            if there < every:
+                note = f"{every - there} of {every} masks aren't at hand: name their files"
+                sets[name].notes.append(f"{note} with --mask.")
+            if there > _MOST_MASKS:
+                note = f"The first {_MOST_MASKS} of {there} masks"
+                sets[name].notes.append(f"{note}; wavealign curve draws the others.")
             work += [(sets[name], block, column, unit) for column, unit in known[:_MOST_MASKS]]
         sets[name].labels.append(block.label)
         sets[name].l2_bytes.add(given_l2(launches[0]))
@@ -189,7 +171,7 @@ def curve_sets(
 
 def _curves(
     curves: CurveSet, block: Block, column: Column, unit: Unit, mask: BlockMask, jobs: int
-) -> MaskCurves:
+) -> tuple[str, Markup]:
     launch = next(row.result.launch for row in block.rows if unit_of(row.result) == unit)
     setups = [_setup(launch, mask, size) for size in curves.l2_bytes]
     setups.sort(key=lambda setup: setup.l2_capacity_bytes)
@@ -200,15 +182,12 @@ def _curves(
         curve = hit_curve(mask, schedule, setups[0], sizes)
         if not curve.requested_bytes:
             raise InputError("the mask keeps no block.")
-        points = [
-            (size / 2**20, 1 - float(hit))
-            for size, hit in zip(curve.sizes_bytes, curve.hit_frac, strict=True)
-        ]
+        ratios = zip(curve.sizes_bytes, curve.hit_frac, strict=True)
+        points = [(size / 2**20, 1 - float(hit)) for size, hit in ratios]
         lines.append(Line(points, kind, policy))
     x = Axis("L2 size (MiB)", sizes[0] / 2**20, sizes[-1] / 2**20, binary=True)
-    y = Axis(
-        "miss ratio (%)", 0.0, max(1e-3, *(v for li in lines for _, v in li.points)), percent=True
-    )
+    most = max(1e-3, *(value for line in lines for _, value in line.points))
+    y = Axis("miss ratio (%)", 0.0, most, percent=True)
     names = ", ".join(name for name, _ in curves.policies)
     label = f"Miss ratio against L2 size, {column.label}, {names}"
     rules = []
@@ -216,10 +195,8 @@ def _curves(
         at = setup.l2_capacity_bytes / 2**20
         whose = "given" if setup.l2_origin == "given" else launch.device
         rules.append((at, f"{whose}, {at:.0f} MiB"))
-    return MaskCurves(
-        column.label if len(column.units) == 1 else f"{column.label}, head {unit.heads}",
-        chart(x, y, label, lines=lines, verticals=rules),
-    )
+    name = column.label if len(column.units) == 1 else f"{column.label}, head {unit.heads}"
+    return name, chart(x, y, label, lines=lines, verticals=rules)
 
 
 def _setup(launch: Launch, mask: BlockMask, l2_bytes: int | None) -> Setup:
@@ -236,13 +213,11 @@ def _setup(launch: Launch, mask: BlockMask, l2_bytes: int | None) -> Setup:
 def _policies(block: Block) -> list[tuple[str, str]]:
     """`original`, the paper's order, the best and the second best of the rest, with classes."""
     ranked = [s.policy for s in block.standings if s.policy not in (BASELINE, PAPER)]
-    usable = [policy for policy in ranked if _buildable(policy)][:2]
+    usable = filter(_buildable, ranked)
     return list(zip((BASELINE, PAPER, *usable), _KINDS, strict=False))
 
 
 def _buildable(policy: str) -> bool:
-    from wavealign.order.policies import parse_policy
-
     try:
         parse_policy(policy)
     except InputError:

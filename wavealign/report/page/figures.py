@@ -89,8 +89,7 @@ def shown_policies(block: Block, most: int) -> list[str]:
 def heat_rows(block: Block, policies: Sequence[str]) -> list[HeatRow]:
     """Policies against the setting's columns."""
     best = {column.label: block.best(column) for column in block.columns}
-    several = len(block.columns) > 1
-    means = dict(block.ranking)
+    means = dict(block.ranking) if len(block.columns) > 1 else {}
     rows = []
     for policy in policies:
         cells: list[HeatCell | None] = []
@@ -103,7 +102,7 @@ def heat_rows(block: Block, policies: Sequence[str]) -> list[HeatRow]:
             tip = f"{cell.policy} on {column.label}: {describe(cell)}"
             cells.append(_tinted(cell.speedup, wins, tip))
         mean_cell = None
-        if several and policy in means:
+        if policy in means:
             first = policy == block.ranking[0][0]
             mean_cell = _tinted(means[policy], first, f"{policy}: geometric mean over all masks")
         rows.append(HeatRow(policy, mean_cell, cells))
@@ -131,13 +130,8 @@ def describe(cell: Cell) -> str:
 
 def kind_of(policy: str, best: str | None) -> tuple[str, str]:
     """Shape and class of a policy's mark; shape and colour say the same."""
-    if policy == best:
-        return "circle", "best"
-    if policy == BASELINE:
-        return "square", "base"
-    if policy == PAPER:
-        return "triangle", "paper"
-    return "dot", "other"
+    kinds = {BASELINE: ("square", "base"), PAPER: ("triangle", "paper"), best: ("circle", "best")}
+    return kinds.get(policy, ("dot", "other"))
 
 
 def hit_against_time(block: Block, policies: Collection[str]) -> Markup | None:
@@ -165,13 +159,8 @@ def cost_against_gain(block: Block) -> tuple[Markup, list[FrontPoint]] | None:
     """Planning cost and gain of each policy (means over masks), and the Pareto front."""
     points = []
     for policy, mean in block.ranking:
-        costs = [
-            cost
-            for column in block.columns
-            if (cell := block.cells[column.label].get(policy)) is not None
-            and (cost := cell.planning_ms)
-        ]
-        if costs:
+        ran = [cells[policy] for cells in block.cells.values() if policy in cells]
+        if costs := [cell.planning_ms for cell in ran if cell.planning_ms]:
             points.append(FrontPoint(policy, geometric_mean(costs), mean))
     if len(points) < 2:
         return None
@@ -181,10 +170,9 @@ def cost_against_gain(block: Block) -> tuple[Markup, list[FrontPoint]] | None:
     for point in points:
         shape, kind = kind_of(point.policy, best)
         number = front.index(point) + 1 if point in front else None
-        tip = (
-            f"{point.policy}: {point.speedup:.3f}× original, planned in {point.planning_ms:.2f} ms"
-        )
-        marks.append(Mark(point.planning_ms, point.speedup, shape, kind, tip, number))
+        cost, gain = point.planning_ms, point.speedup
+        tip = f"{point.policy}: {gain:.3f}× original, planned in {cost:.2f} ms"
+        marks.append(Mark(cost, gain, shape, kind, tip, number))
     x = Axis("planning, one mask (ms)", *span([p.planning_ms for p in points], log=True), log=True)
     y = Axis("speedup over original", *span([p.speedup for p in points]), suffix="×")
     stairs = Line([(p.planning_ms, p.speedup) for p in front], "front", steps=True)

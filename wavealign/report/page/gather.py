@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wavealign.report.page.cells import Cell, column_cells, unit_cell
@@ -121,9 +121,7 @@ def blocks(loaded: Loaded) -> list[Block]:
     by_setting: defaultdict[Setting, list[Row]] = defaultdict(list)
     for row in loaded_rows:
         by_setting[_setting(row.result.launch, keys)].append(row)
-    found: list[tuple[Setting, list[Row]]] = []
-    for setting, rows in by_setting.items():
-        found += _split_waves(setting, rows)
+    found = [part for item in by_setting.items() for part in _split_waves(*item)]
     found.sort(key=lambda item: (item[0].source != "measured", -len(item[1])))
     labels = _labels([setting for setting, _ in found])
     families = _families(loaded_rows)
@@ -159,32 +157,30 @@ def _split_waves(setting: Setting, rows: list[Row]) -> list[tuple[Setting, list[
     parts: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         parts[row.result.wave].append(row)
-    return [(Setting(**{**vars(setting), "wave": wave}), parts[wave]) for wave in sorted(parts)]
+    return [(replace(setting, wave=wave), rows) for wave, rows in sorted(parts.items())]
 
 
 def _labels(settings: Sequence[Setting]) -> list[str]:
     """Short names, with as much detail as tells them apart."""
-
-    def name(s: Setting, detail: bool) -> str:
-        parts = [s.source, s.device, s.kernel]
-        if s.regime != "single":
-            parts.append(f"{s.regime} state" if s.regime == "steady" else s.regime)
-        if s.launch:
-            parts.append(s.launch)
-        if s.wave is not None:
-            parts.append(f"W = {s.wave}")
-        if detail and s.model is not None:
-            parts += [f"{s.model} model", f"L2 {(s.l2_capacity_bytes or 0) / 2**20:.1f} MiB"]
-        if len(profiles[s.source, s.device]) > 1:
-            parts.append(f"profile {(s.device_digest or '')[:6]}")
-        return " · ".join(parts)
-
     models: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
     profiles: defaultdict[tuple[str, ...], set[object]] = defaultdict(set)
     for s in settings:
         models[s.source, s.device, s.kernel, s.regime].add((s.model, s.l2_capacity_bytes))
         profiles[s.source, s.device].add(s.device_digest)
-    return [name(s, len(models[s.source, s.device, s.kernel, s.regime]) > 1) for s in settings]
+
+    def name(s: Setting) -> str:
+        parts = [s.source, s.device, s.kernel]
+        if s.regime != "single":
+            parts.append("steady state" if s.regime == "steady" else s.regime)
+        parts += [s.launch] if s.launch else []
+        parts += [f"W = {s.wave}"] if s.wave is not None else []
+        if len(models[s.source, s.device, s.kernel, s.regime]) > 1 and s.model is not None:
+            parts += [f"{s.model} model", f"L2 {(s.l2_capacity_bytes or 0) / 2**20:.1f} MiB"]
+        if len(profiles[s.source, s.device]) > 1:
+            parts.append(f"profile {(s.device_digest or '')[:6]}")
+        return " · ".join(parts)
+
+    return [name(s) for s in settings]
 
 
 def _families(rows: Sequence[Row]) -> dict[Unit, str]:
@@ -207,8 +203,8 @@ def _families(rows: Sequence[Row]) -> dict[Unit, str]:
         by_name[unit.mask] = [*apart, (joined, members)]
     labels: dict[Unit, str] = {}
     for name, groups in by_name.items():
-        for number, suffix in enumerate(_suffixes(groups)):
-            labels |= dict.fromkeys(groups[number][1], name + suffix)
+        for (_, members), suffix in zip(groups, _suffixes(groups), strict=True):
+            labels |= dict.fromkeys(members, name + suffix)
     return labels
 
 
@@ -239,21 +235,16 @@ def _columns(units: Iterable[Unit], families: Mapping[Unit, str]) -> list[Column
                 columns.append(Column(f"{name} [{u.heads}] {u.digest[:6]}{size}", (u,)))
             continue
         launches = [unit for unit in members if not unit.single]
-        if not launches:
-            columns.append(Column(name, tuple(members)))
-            continue
-        columns += [
-            Column(f"{name} [{u.heads}]" if len(launches) > 1 else name, (u,)) for u in launches
-        ]
+        if len(launches) > 1:
+            columns += [Column(f"{name} [{u.heads}]", (u,)) for u in launches]
+        else:
+            columns.append(Column(name, tuple(launches or members)))
     return columns
 
 
 def _unit_order(unit: Unit) -> tuple[object, ...]:
-    return unit.mask, not unit.single, _natural(unit.heads), unit.digest, unit.kv_block_bytes
-
-
-def _natural(heads: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", heads))
+    heads = [int(number) for number in re.findall(r"\d+", unit.heads)]
+    return unit.mask, not unit.single, heads, unit.digest, unit.kv_block_bytes
 
 
 def _block(block: Block) -> Block:
@@ -262,9 +253,7 @@ def _block(block: Block) -> Block:
         by_unit[unit_of(row.result)][row.result.policy].append(row)
     for unit, policies in by_unit.items():
         base = policies.get(BASELINE, [])
-        block.units[unit] = {
-            policy: unit_cell(policy, rows, base) for policy, rows in policies.items()
-        }
+        block.units[unit] = {p: unit_cell(p, rows, base) for p, rows in policies.items()}
     block.columns = _columns(block.units, block.families)
     for column in block.columns:
         block.cells[column.label] = column_cells([block.units[u] for u in column.units])

@@ -26,33 +26,20 @@ _FEWEST_POLICIES = 8
 
 # Field, heading, digits, factor; None for text. Columns with a single value become a sentence.
 _COLUMNS: tuple[tuple[str, str, int | None, float], ...] = (
-    ("policy", "policy", None, 1),
-    ("mask", "mask", None, 1),
-    ("speedup", "speedup (×)", 3, 1),
-    ("time_ms", "time (ms)", 2, 1),
-    ("l2_hit_frac", "L2 hit (%)", 1, 100),
-    ("hbm_read_bytes", "HBM reads (GB)", 2, 1e-9),
-    ("energy_j", "energy (J)", 2, 1),
-    ("planning_ms", "planning (ms)", 1, 1),
-    ("heads", "heads", None, 1),
-    ("source", "source", None, 1),
-    ("device", "device", None, 1),
-    ("kernel", "kernel", None, 1),
-    ("regime", "regime", None, 1),
-    ("device_digest", "profile", None, 1),
-    ("limit_ms", "limit (ms)", 2, 1),
-    ("clock_ghz", "clock (GHz)", 2, 1),
-    ("wave", "W", 0, 1),
-    ("seed", "seed", 0, 1),
-)
+    ("policy", "policy", None, 1), ("mask", "mask", None, 1), ("speedup", "speedup (×)", 3, 1),
+    ("time_ms", "time (ms)", 2, 1), ("l2_hit_frac", "L2 hit (%)", 1, 100),
+    ("hbm_read_bytes", "HBM reads (GB)", 2, 1e-9), ("energy_j", "energy (J)", 2, 1),
+    ("planning_ms", "planning (ms)", 1, 1), ("heads", "heads", None, 1),
+    ("source", "source", None, 1), ("device", "device", None, 1), ("kernel", "kernel", None, 1),
+    ("regime", "regime", None, 1), ("device_digest", "profile", None, 1),
+    ("limit_ms", "limit (ms)", 2, 1), ("clock_ghz", "clock (GHz)", 2, 1),
+    ("wave", "W", 0, 1), ("seed", "seed", 0, 1),
+)  # fmt: skip
 _FILTERS = ("source", "device", "kernel", "regime", "mask", "policy")
 
 
 def render(
-    loaded: Loaded,
-    masks: Mapping[Unit, BlockMask],
-    curves: Sequence[CurveSet],
-    title: str,
+    loaded: Loaded, masks: Mapping[Unit, BlockMask], curves: Sequence[CurveSet], title: str
 ) -> str:
     """The page as HTML.
 
@@ -66,17 +53,18 @@ def render(
 
     found = blocks(loaded)
     page = files("wavealign.report.page")
-    script = page.joinpath("page.js").read_text(encoding="utf-8")
+    script, css, source = (
+        page.joinpath(f"page.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("js", "css", "html")
+    )
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(breakable=breakable, change=_change, signs=_signs)
-    template = environment.from_string(page.joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(source)
     columns = sum(len(block.columns) for block in found)
     most = max(_FEWEST_POLICIES, _MOST_CELLS // max(1, columns))
     fields: dict[str, Any] = {
-        "title": title,
-        "version": __version__,
-        "css": Markup(page.joinpath("page.css").read_text(encoding="utf-8")),  # our own file
-        "script": Markup(script),
+        "title": title, "version": __version__, "key": svg.key, "line_key": svg.line_key,
+        "css": Markup(css), "script": Markup(script),  # our own files
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "answers": [answers.answer(block) for block in found],
         "blocks": [_block(block, most) for block in found],
@@ -84,17 +72,12 @@ def render(
         "predictions": prediction.predictions(loaded.rows),
         "facts": [(block.label, provenance.setting_facts(block)) for block in found],
         "masks": provenance.mask_facts(loaded.rows, masks),
-        "counts": loaded.counts,
-        "failed": loaded.failed,
-        "notes": loaded.notes,
-        "key": svg.key,
-        "line_key": svg.line_key,
-    }
+        "counts": loaded.counts, "failed": loaded.failed, "notes": loaded.notes,
+    }  # fmt: skip
 
     def with_table(most_bytes: int) -> str:
         table = _table(found, most_bytes)
-        data = Markup(_script_safe(json.dumps(table["data"], separators=(",", ":"))))
-        return template.render(**fields, table=table, data=data)
+        return template.render(**fields, table=table, data=Markup(_script_json(table["data"])))
 
     rest = len(with_table(0).encode(errors="replace"))
     return with_table(_MOST_BYTES - rest)
@@ -121,67 +104,55 @@ def _block(block: Block, most: int) -> dict[str, Any]:
     best = block.ranking[0][0] if block.ranking else None
     policies = figures.shown_policies(block, most)
     return {
-        "label": block.label,
-        "source": block.setting.source,
-        "columns": block.columns,
+        "label": block.label, "source": block.setting.source, "columns": block.columns,
         "heat": figures.heat_rows(block, policies),
         "left_out": len(block.standings) - len(policies),
-        "several": len(block.columns) > 1,
-        "bests": answers.best_rows(block),
+        "several": len(block.columns) > 1, "best": best, "bests": answers.best_rows(block),
         "energy": any(row.result.energy_j is not None for row in block.rows),
-        "best": best,
         "hits": figures.hit_against_time(block, set(policies)),
         "costs": figures.cost_against_gain(block),
         "heads": figures.head_tables(block),
-    }
+    }  # fmt: skip
 
 
 def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
     """Every run as columns and rows of plain values; what never varies becomes a sentence."""
-    speedups = {
-        (block.setting, unit, policy): cell.speedup
-        for block in found
-        for unit, cells in block.units.items()
-        for policy, cell in cells.items()
-    }
     records = []
     for block in found:
         for row in block.rows:
-            key = (block.setting, unit_of(row.result), row.result.policy)
-            family = block.families[unit_of(row.result)]
-            extra = {"mask": family, "planning_ms": row.planning_ms, "speedup": speedups[key]}
-            records.append({**row.result.flat(), **extra})
+            unit = unit_of(row.result)
+            cell = block.units[unit][row.result.policy]
+            extra = {"planning_ms": row.planning_ms, "speedup": cell.speedup}
+            records.append({**row.result.flat(), "mask": block.families[unit], **extra})
     shown, constant = [], []
     for column in _COLUMNS:
-        values: set[Any] = {record[column[0]] for record in records}
+        name, heading, digits, factor = column
+        values: set[Any] = {record[name] for record in records}
         if values == {None}:
             continue
-        if len(values) == 1 and column[0] not in ("policy", "mask", "time_ms"):
-            constant.append(f"{column[1]} {_shown(values.pop(), column)}")
+        if len(values) == 1 and name not in ("policy", "mask", "time_ms"):
+            (value,) = values
+            text = value if digits is None else f"{value * factor:.{digits}f}"
+            constant.append(f"{heading} {text}")
         else:
             shown.append(column)
     rows: list[list[Any]] = []
     size = 0
     for record in records:
         line = [_compact(record[name], digits, factor) for name, _, digits, factor in shown]
-        size += len(_script_safe(json.dumps(line, separators=(",", ":")))) + 1
+        size += len(_script_json(line)) + 1
         if size > most_bytes:
             break
         rows.append(line)
     names = [column[0] for column in shown]
-    return {
-        "count": len(rows),
-        "left_out": len(records) - len(rows),
-        "constant": constant,
-        "data": {
-            "columns": [
-                {"name": heading, "digits": digits, "sticky": name == "policy"}
-                for name, heading, digits, _ in shown
-            ],
-            "filters": [names.index(name) for name in _FILTERS if name in names],
-            "rows": rows,
-        },
-    }
+    columns = [
+        {"name": heading, "digits": digits, "sticky": name == "policy"}
+        for name, heading, digits, _ in shown
+    ]
+    filters = [names.index(name) for name in _FILTERS if name in names]
+    data = {"columns": columns, "filters": filters, "rows": rows}
+    left_out = len(records) - len(rows)
+    return {"count": len(rows), "left_out": left_out, "constant": constant, "data": data}
 
 
 def _compact(value: Any, digits: int | None, factor: float) -> Any:
@@ -190,13 +161,9 @@ def _compact(value: Any, digits: int | None, factor: float) -> Any:
     return round(value * factor, digits + 1) if digits else value
 
 
-def _shown(value: Any, column: tuple[str, str, int | None, float]) -> str:
-    digits, factor = column[2], column[3]
-    return str(value) if digits is None else f"{value * factor:.{digits}f}"
-
-
-def _script_safe(text: str) -> str:
+def _script_json(value: Any) -> str:
     """JSON that can't end the script element around it."""
+    text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -93,20 +93,17 @@ def _prediction(label: str, pairs: list[_Pair]) -> Prediction:
     for pair in pairs:
         launch = pair.predicted[0].result.launch
         where = f"{launch.policy} on {launch.mask} [{launch.heads}]"
-        was_ms, will_ms = (
-            mean_of(side, "time_ms") or 0.0 for side in (pair.measured, pair.predicted)
-        )
+        sides = (pair.measured, pair.predicted)
+        was_ms, will_ms = (mean_of(side, "time_ms") or 0.0 for side in sides)
         by_condition[pair.condition].append((will_ms, was_ms))
-        times.append(
-            (was_ms, will_ms, f"{where}: measured {was_ms:.2f} ms, predicted {will_ms:.2f}")
-        )
-        was, will = (mean_of(side, "l2_hit_frac") for side in (pair.measured, pair.predicted))
+        tip = f"{where}: measured {was_ms:.2f} ms, predicted {will_ms:.2f}"
+        times.append((was_ms, will_ms, tip))
+        was, will = (mean_of(side, "l2_hit_frac") for side in sides)
         if was is not None and will is not None:
-            hits.append(
-                (was, will, f"{where}: measured {100 * was:.1f} %, predicted {100 * will:.1f} %")
-            )
+            tip = f"{where}: measured {100 * was:.1f} %, predicted {100 * will:.1f} %"
+            hits.append((was, will, tip))
     regrets = {
-        condition: rank([p for p, _ in runs], [m for _, m in runs]).regret_frac
+        condition: rank(*zip(*runs, strict=True)).regret_frac
         for condition, runs in by_condition.items()
         if len(runs) > 1
     }

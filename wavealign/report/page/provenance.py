@@ -54,6 +54,10 @@ def _measured_facts(rows: Sequence[Result]) -> list[tuple[str, str]]:
     clocks = [row.clock_ghz for row in rows if row.clock_ghz is not None]
     spreads = [row.time_spread_frac for row in rows if row.time_spread_frac is not None]
     errors = [row.error_frac for row in rows if row.error_frac is not None]
+    checked = "not checked against float32"
+    if errors:
+        least = f"{len(errors)} of {len(rows)} checked"
+        checked = f"{least}, error against float32 at most {max(errors):.1e}"
     return [
         ("card", _values(rows, "gpu")),
         ("driver", _values(rows, "driver")),
@@ -62,12 +66,7 @@ def _measured_facts(rows: Sequence[Result]) -> list[tuple[str, str]]:
         ("launches a row", _values(rows, "repeats")),
         ("spread of launches", f"interquartile range up to {max(spreads):.1%}" if spreads else ""),
         ("L2 before counted launches", _cache(rows)),
-        (
-            "output",
-            f"{len(errors)} of {len(rows)} checked, error against float32 at most {max(errors):.1e}"
-            if errors
-            else "not checked against float32",
-        ),
+        ("output", checked),
     ]
 
 
@@ -98,18 +97,14 @@ def mask_facts(rows: Iterable[Row], masks: Mapping[Unit, BlockMask]) -> list[Mas
     """Every mask that ran, once."""
     found: dict[tuple[str, str, str], MaskFacts] = {}
     for row in rows:
-        result, unit = row.result, unit_of(row.result)
+        result, mask = row.result, masks.get(unit_of(row.result))
         key = (result.mask, result.heads, result.mask_digest)
-        mask = masks.get(unit)
-        known = found.get(key)
-        if known is not None and known.density is not None:
+        if key in found and found[key].density is not None:
             continue
-        shape = (
-            f"{mask.H} × {mask.M} × {mask.N}, blocks of {mask.block_q}×{mask.block_kv}"
-            if mask is not None
-            else ""
-        )
-        density = mask.density if mask is not None else result.density
+        shape, density = "", result.density
+        if mask is not None:
+            shape = f"{mask.H} × {mask.M} × {mask.N}, blocks of {mask.block_q}×{mask.block_kv}"
+            density = mask.density
         found[key] = MaskFacts(*key, shape, density)
     return sorted(found.values(), key=lambda f: (f.mask, len(f.heads), f.heads, f.digest))
 

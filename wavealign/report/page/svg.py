@@ -6,12 +6,13 @@ They are drawn 360 units wide, so that their text is legible both at phone width
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 360, 250
+_Place = Callable[[float], float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 26, 40
 
 _SHAPES = {
@@ -62,14 +63,10 @@ class Axis:
         step = _step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        shown_step = step * (100 if self.percent else 1)
-        digits = max(0, -math.floor(math.log10(shown_step) + 1e-9))
-        found = []
-        for i in range(first, last + 1):
-            value = i * step
-            shown = value * 100 if self.percent else value
-            found.append((value, f"{shown + 0.0:.{digits}f}{self.suffix}"))
-        return found
+        scale = 100 if self.percent else 1
+        digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
+        values = [i * step for i in range(first, last + 1)]
+        return [(v, f"{v * scale + 0.0:.{digits}f}{self.suffix}") for v in values]
 
 
 @dataclass(frozen=True)
@@ -196,23 +193,20 @@ def chart(
 
 def key(shape: str, kind: str) -> Markup:
     """A mark for the legend."""
-    return Markup(
-        f'<svg class="key" viewBox="-7 -7 14 14" aria-hidden="true"><path class="mark {kind}" '
-        f'd="{_SHAPES[shape]}"/></svg>'
-    )
+    return _legend("key", "-7 -7 14 14", f"mark {kind}", _SHAPES[shape])
 
 
 def line_key(kind: str) -> Markup:
     """A line for the legend."""
-    return Markup(
-        f'<svg class="key wide" viewBox="0 -7 28 14" aria-hidden="true"><path class="line {kind}" '
-        'd="M1 0H27"/></svg>'
-    )
+    return _legend("key wide", "0 -7 28 14", f"line {kind}", "M1 0H27")
 
 
-def _line(line: Line, px: object, py: object) -> str:
-    assert callable(px)
-    assert callable(py)
+def _legend(size: str, box: str, kind: str, path: str) -> Markup:
+    start = f'<svg class="{size}" viewBox="{box}" aria-hidden="true">'
+    return Markup(f'{start}<path class="{kind}" d="{path}"/></svg>')
+
+
+def _line(line: Line, px: _Place, py: _Place) -> str:
     parts = []
     for i, (x, y) in enumerate(line.points):
         if line.steps and i:
