@@ -36,7 +36,6 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "limit_warps": ("launch__occupancy_limit_warps",),
 }
 REQUIRED = ("tex", "tex_hit", "read", "time")
-
 """What has to be there for a row to be worth anything."""
 
 METRICS: tuple[str, ...] = tuple(name for names in QUANTITIES.values() for name in names)
