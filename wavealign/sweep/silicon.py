@@ -1,4 +1,4 @@
-"""Silicon decides: measure finalists on a GPU, on the road that `validate` takes."""
+"""Silicon decides: measure finalists on a GPU, by the verb that `validate` uses."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
     from wavealign.gpu.measure import sizes_of
     from wavealign.gpu.registry import find_backend
     from wavealign.gpu.rig import CudaRig
-    from wavealign.validation import rows_in_flight
 
-    return card, rows_in_flight(find_backend(spec.kernel), sizes_of(spec, mask), CudaRig())
+    return card, CudaRig().rows_in_flight(find_backend(spec.kernel), sizes_of(spec, mask))
 
 
 def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialRecord]:
