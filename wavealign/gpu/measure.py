@@ -163,15 +163,12 @@ def measure(
             policy = launch.policy
             time, limit = times[policy], times.get(f"{policy} in L2")
             yield results.of(
-                launch,
-                candidates[policy],
-                time_ms=time.median_ms,
-                time_spread_frac=time.spread_frac,
-                repeats=len(time.times_ms),
+                launch, candidates[policy],
+                time_ms=time.median_ms, time_spread_frac=time.spread_frac,
+                repeats=len(time.times_ms), dense_ms=dense_ms,
                 limit_ms=None if limit is None else limit.median_ms,
-                dense_ms=dense_ms,
                 gap=time.median_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
-            )
+            )  # fmt: skip
             progress(f"timed {policy}")
 
     def settled(execution: Execution) -> SteadyTime:

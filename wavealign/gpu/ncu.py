@@ -89,9 +89,8 @@ def _listed_metrics(ncu: str) -> frozenset[str]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return frozenset()
-    if done.returncode != 0:
-        return frozenset()
-    return frozenset(re.findall(r"^([a-z]\w*__\w+)", done.stdout, re.MULTILINE))
+    listed = done.stdout if done.returncode == 0 else ""
+    return frozenset(re.findall(r"^([a-z]\w*__\w+)", listed, re.MULTILINE))
 
 
 def _chosen_metrics(ncu: str) -> list[str]:

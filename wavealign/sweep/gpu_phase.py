@@ -18,7 +18,6 @@ from wavealign.sweep.finalists import Card, finalists, launch_on_card, launches,
 from wavealign.sweep.run import OnTrial, Stages, run_jobs
 from wavealign.sweep.silicon import find_card, inspect_launch, measure_launch
 from wavealign.sweep.store import Store
-from wavealign.sweep.trial import Inputs
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,12 @@ def require_gpu(executor: str) -> None:
         find_card()
 
 
-def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuPhase:
+def prepare(engine: Engine, baselines: Sequence[Launch]) -> GpuPhase:
     """Ask the card about every launch that may be measured.
 
     Args:
         engine: entered; Ray's is asked for a GPU, else this machine's is meant.
         baselines: the conditions.
-        inputs: masks and devices.
 
     Raises:
         MissingCapabilityError: no GPU, or a backend isn't installed.
@@ -63,11 +61,11 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
             "sweep --gpu --executor ray needs a node with a GPU, and the cluster has none; add "
             "one, or measure on this machine with --executor local."
         )
-    card = engine.on_gpu(find_card, baselines[0])
-    device = next((n for n, d in inputs.devices.items() if d.name == card.device), None)
+    card, devices = engine.on_gpu(find_card, baselines[0]), engine.inputs.devices
+    device = next((n for n, d in devices.items() if d.name == card.device), None)
     if device is None:
         raise InputError(
-            f"--gpu: this is an {card.name}, and the sweep simulates {', '.join(inputs.devices)}; "
+            f"--gpu: this is an {card.name}, and the sweep simulates {', '.join(devices)}; "
             f"add its profile, e.g. --device {card.device}, so that simulation can propose."
         )
     waves: dict[Launch, int] = {}
@@ -86,7 +84,6 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
 def measure_finalists(
     phase: GpuPhase,
     engine: Engine,
-    inputs: Inputs,
     store: Store,
     objective: str,
     count: int,
@@ -99,7 +96,6 @@ def measure_finalists(
         phase: what `prepare` found.
         engine: entered. Ray's runs a launch on each of its GPUs; else one at a time runs here,
             each in a process of its own, so that a launch that poisons CUDA harms no other.
-        inputs: masks and devices.
         store: of the sweep.
         objective, count: see `finalists`.
         stages: told how many trials there are.
@@ -111,17 +107,14 @@ def measure_finalists(
         measured_spec(spec, phase.card, phase.waves[launch_on_card(spec)], seed)
         for spec in proposed
     ]
-    masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
     with contextlib.ExitStack() as stack:
         stack.enter_context(stages(len(specs), "measured"))
-        left = []
-        for spec in specs:
-            if (known := store.records.get(spec.identity)) is not None:
-                on_trial(known, False)
-            else:
-                left.append(spec)
+        for known in filter(None, [store.records.get(spec.identity) for spec in specs]):
+            on_trial(known, False)
+        left = [spec for spec in specs if spec.identity not in store.records]
         jobs = [Job(group, measure_launch, gpu=True) for group in launches(left)]
         if not (gpus := engine.gpus):
-            here = LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1)
-            engine, gpus = stack.enter_context(here), 1
+            masks = {spec.mask_digest: engine.inputs.masks[spec.mask_digest] for spec in left}
+            inputs = dataclasses.replace(engine.inputs, masks=masks)
+            engine, gpus = stack.enter_context(LocalEngine(inputs, 1, per_process=1)), 1
         run_jobs(jobs, store, engine, gpus, on_trial)

@@ -98,13 +98,11 @@ class LocalEngine(Engine):
 
     def _run(self, job: Job) -> None:
         if self._pool is None:
+            known = (self._folder, self._masks, dict(self.inputs.devices))
             self._pool = ProcessPoolExecutor(
-                self.slots,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(self._folder, self._masks, dict(self.inputs.devices)),
+                self.slots, multiprocessing.get_context("spawn"), _start_worker, known,
                 max_tasks_per_child=self._per_process,
-            )
+            )  # fmt: skip
         try:
             with contextlib.ExitStack() as stack:
                 if len(self._pool._processes or {}) < self.slots:  # a worker may be started
@@ -122,9 +120,7 @@ class LocalEngine(Engine):
         for future, job in self._running.items():
             if future.done() and future.exception() is None:
                 self._ended.append(future.result())
-                continue
-            records = self._order.died(job, "killed, out of memory, or crashed")
-            if records is not None:
+            elif records := self._order.died(job, "killed, out of memory, or crashed"):
                 self._ended.append(records)
         self._running.clear()
         self._drop_pool(kill=True)
@@ -135,10 +131,9 @@ class LocalEngine(Engine):
     def _drop_pool(self, kill: bool) -> None:
         if self._pool is None:
             return
-        # The pool has no public way to end a worker at work (Python 3.14 has kill_workers).
-        workers = list((self._pool._processes or {}).values())
         if kill:
-            for worker in workers:
+            # The pool has no public way to end a worker at work (Python 3.14 has kill_workers).
+            for worker in list((self._pool._processes or {}).values()):
                 worker.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
