@@ -28,12 +28,6 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
     ),
-    "grid": ("launch__grid_size",),
-    "registers": ("launch__registers_per_thread",),
-    "limit_blocks": ("launch__occupancy_limit_blocks",),
-    "limit_registers": ("launch__occupancy_limit_registers",),
-    "limit_shared": ("launch__occupancy_limit_shared_mem",),
-    "limit_warps": ("launch__occupancy_limit_warps",),
 }
 REQUIRED = ("tex", "tex_hit", "read", "time")
 """What has to be there for a row to be worth anything."""
@@ -58,9 +52,6 @@ class Counters:
         hbm_read_bytes, hbm_write_bytes: traffic of device memory.
         tensor_active_frac: share of elapsed cycles in which the tensor pipe was busy.
         clock_ghz: SM clock, cycles / time.
-        grid_size: CTAs.
-        registers_per_thread: as compiled.
-        ctas_per_sm: CTAs that fit on an SM at once.
     """
 
     kernel: str
@@ -74,9 +65,6 @@ class Counters:
     hbm_write_bytes: int | None = None
     tensor_active_frac: float | None = None
     clock_ghz: float | None = None
-    grid_size: int | None = None
-    registers_per_thread: int | None = None
-    ctas_per_sm: int | None = None
 
 
 def parse_csv(text: str) -> list[dict[str, str]]:
@@ -114,8 +102,6 @@ def derive(row: Mapping[str, str]) -> Counters:
     hit_frac = None
     if tex and tex_hit is not None and fabric_hit is not None:
         hit_frac = (tex_hit + fabric_hit) / tex
-    limits = [value[quantity] for quantity in value if quantity.startswith("limit_")]
-    known = [limit for limit in limits if limit is not None]
     return Counters(
         kernel=row["Kernel Name"],
         time_ms=None if time_ns is None else time_ns / 1e6,
@@ -128,9 +114,6 @@ def derive(row: Mapping[str, str]) -> Counters:
         hbm_write_bytes=_count(value["write"]),
         tensor_active_frac=_fraction(value["tensor_pct"]),
         clock_ghz=cycles / time_ns if cycles is not None and time_ns else None,
-        grid_size=_count(value["grid"]),
-        registers_per_thread=_count(value["registers"]),
-        ctas_per_sm=_count(min(known)) if len(known) == len(limits) else None,
     )
 
 

@@ -76,8 +76,7 @@ def available_metrics(ncu: str, names: Iterable[str]) -> tuple[str, ...]:
     listed = _listed_metrics(ncu)
     if not listed:
         return tuple(names)
-    # launch__ metrics are no hardware counters: always there, and not in this list.
-    return tuple(n for n in names if n.startswith("launch__") or n.partition(".")[0] in listed)
+    return tuple(name for name in names if name.partition(".")[0] in listed)
 
 
 @functools.lru_cache(maxsize=8)
@@ -110,7 +109,6 @@ def collect(
     expected: int,
     *,
     cache_control: str = "all",
-    clock_control: str = "none",
     timeout_s: float,
 ) -> list[Counters]:
     """Run `command` under ncu and return the counters of the kernels that it marks.
@@ -122,7 +120,6 @@ def collect(
         command: program and arguments.
         expected: how many kernels it marks.
         cache_control: ``"all"`` (caches flushed before every replay: cold) or ``"none"``.
-        clock_control: ``"none"`` or ``"base"`` (locked to the base clock).
         timeout_s: for the whole run.
 
     Raises:
@@ -140,7 +137,7 @@ def collect(
         arguments = [
             ncu, "--target-processes", "all", "--profile-from-start", "off",
             "--replay-mode", "kernel", "--cache-control", cache_control,
-            "--clock-control", clock_control, "--metrics", metrics, "--csv", "--page", "raw",
+            "--clock-control", "none", "--metrics", metrics, "--csv", "--page", "raw",
             "--print-units", "base", "--log-file", str(log), "--", *command,
         ]  # fmt: skip
         returncode = _run(arguments, out, err, timeout_s)
