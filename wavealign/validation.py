@@ -125,7 +125,7 @@ def validate(
 
     def run() -> Iterator[tuple[Case, Result, Result | None]]:
         for backend, cases in plans:
-            counted: list[list[Counters]] | list[None] = [None] * len(cases)
+            counted: Sequence[Sequence[Counters]] = [()] * len(cases)
             if terms.counters:
                 note(f"{backend.name}: reading counters, {len(cases)} launches")
                 work = [(case.sizes, list(case.schedules.values())) for case in cases]
@@ -138,7 +138,7 @@ def validate(
                     rows = measure(
                         case.launches, case.mask, rig, telemetry, options,
                         backend=backend, schedules=case.schedules,
-                        counters=dict(zip(case.schedules, counters or (), strict=False)),
+                        counters=dict(zip(case.schedules, counters, strict=False)),
                         progress=stage.advance,
                     )  # fmt: skip
                     for row in rows:

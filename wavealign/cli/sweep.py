@@ -110,8 +110,7 @@ def sweep(
             1,
         ) from None
     _print(records, out, OBJECTIVES[objective], as_json)
-    failures = [record for record in records if record.status == "failed"]
-    if failures:
+    if failures := [record for record in records if record.status == "failed"]:
         for record in failures[:_SHOWN_FAILURES]:
             spec = record.spec
             _say(f"failed: {spec.policy} on {spec.mask}, {spec.device}: {record.error}")

@@ -92,10 +92,9 @@ class CudaRig(Rig):
 
         self._torch, self._cuda = torch, torch.cuda
         self.device = torch.device("cuda", torch.cuda.current_device())
-        properties = torch.cuda.get_device_properties(self.device)
-        self.name = properties.name
-        self.sms = properties.multi_processor_count
-        self.compute_capability = (properties.major, properties.minor)
+        found = torch.cuda.get_device_properties(self.device)
+        self.name, self.sms = found.name, found.multi_processor_count
+        self.compute_capability = (found.major, found.minor)
 
     def time_ms(self, run: Callable[[], object]) -> float:
         """See `Rig.time_ms`: between two events."""

@@ -102,9 +102,7 @@ def simulate_launch(
     if schedule is None:
         schedule = build_schedule(mask, launch.policy, setup.wave, launch.seed)
     return run_schedule(
-        mask,
-        schedule,
-        setup,
+        mask, schedule, setup,
         seed=launch.seed, name=launch.mask, heads=launch.heads, head=launch.head, belady=belady,
     )  # fmt: skip
 

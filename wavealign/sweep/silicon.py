@@ -70,10 +70,8 @@ def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialReco
             rows = measure(specs, mask, CudaRig(), telemetry, schedules=schedules)
             for spec, row in zip(specs, rows, strict=True):
                 spent = (time.perf_counter() - start) / len(specs)
-                planning_ms = plans[spec.policy][1]
-                records.append(
-                    TrialRecord(spec, "done", row, None, planning_ms, spent, worker_name())
-                )
+                ms = plans[spec.policy][1]
+                records.append(TrialRecord(spec, "done", row, None, ms, spent, worker_name()))
     except Exception as problem:  # a trial that fails is a result, too
         records += [failed(spec, problem) for spec in specs[len(records) :]]
     return records

@@ -75,11 +75,8 @@ class Space:
             name: dataclasses.asdict(values) if isinstance(values, Range) else list(values)
             for name, values in self.parameters.items()
         }
-        return {
-            "policies": list(self.policies),
-            "parameters": parameters,
-            "axes": {name: list(self.axes[name]) for name in CONDITION_AXES},
-        }
+        axes = {name: list(self.axes[name]) for name in CONDITION_AXES}
+        return {"policies": list(self.policies), "parameters": parameters, "axes": axes}
 
     def ranges(self) -> list[str]:
         """Names of the parameters that are ranges."""

@@ -118,9 +118,8 @@ def run_sweep(
             with stages(search.total, "simulated"):
                 run_search(search, store, engine, take, sweep.belady)
             if phase is not None and sweep.finalists is not None:
-                measure_finalists(
-                    phase, engine, store, sweep.objective, sweep.finalists, stages, take
-                )
+                best = sweep.objective, sweep.finalists
+                measure_finalists(phase, engine, store, *best, stages, take)
         except KeyboardInterrupt:
             _export(store, note)
             raise SweepInterruptedError(len(store.records)) from None
