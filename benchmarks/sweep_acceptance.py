@@ -146,7 +146,7 @@ def scaling() -> None:
         start = time.perf_counter()
         in_flight = 0
         for spec in specs:
-            if in_flight == engine.slots + engine.lookahead:
+            if in_flight == 2 * engine.slots:
                 engine.next()
                 in_flight -= 1
             engine.submit(Job((spec,)))

@@ -21,7 +21,6 @@ class FakeNvml(types.ModuleType):
     NVML_ERROR_NO_PERMISSION = 4
     NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_CLOCK_SM = 1
-    NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
 
     def __init__(self):
@@ -62,8 +61,7 @@ class FakeNvml(types.ModuleType):
 
     def nvmlDeviceGetClockInfo(self, handle, kind):  # noqa: N802
         self._fail("nvmlDeviceGetClockInfo")
-        if kind == self.NVML_CLOCK_MEM:
-            return 3201
+        assert kind == self.NVML_CLOCK_SM
         self.reads += 1
         return self.sm_mhz(self.reads)
 

@@ -34,7 +34,7 @@ class Readings:
     """A card that takes 100 J in each interval that is sampled."""
 
     def __init__(self, name="NVIDIA H200", energy_j=100.0, throttle=("a", "b")):
-        self.name, self.summary_ = name, Summary(1.0, 3, 1.5, 650.0, 70.0, throttle, energy_j)
+        self.name, self.summary_ = name, Summary(1.5, 650.0, 70.0, throttle, energy_j)
 
     def __enter__(self):
         return self
@@ -43,7 +43,7 @@ class Readings:
         pass
 
     def read(self):
-        return DeviceState(self.name, "580.1", 1.9, 3.2, 600.0, 700.0, 60.0, (), 1.0)
+        return DeviceState(self.name, "580.1", 1.9, 600.0, 700.0, 60.0, (), 1.0)
 
     @contextlib.contextmanager
     def sample(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from wavealign.gpu.sizes import Sizes
 from wavealign.gpu.telemetry import Telemetry
 from wavealign.masks import BlockMask, LoadedMask
 from wavealign.order import Schedule, build_schedule
-from wavealign.runs.launch import Launch
+from wavealign.runs.launch import BASELINE, Launch
 from wavealign.runs.result import Result
 from wavealign.sim.devices import DeviceProfile, device_of_gpu, load_device
 from wavealign.sim.simulate import simulate_launch
@@ -116,8 +116,8 @@ def validate(
     """
     gpu_name = telemetry.read().name
     name = terms.device_name or device_of_gpu(gpu_name)
-    profile = None if name is None else load_device(name)
-    device = gpu_name if profile is None else profile.name
+    known = None if name is None else load_device(name)
+    device, profile = known.name if known else gpu_name, known if terms.predict else None
     plans = [
         (b, [c for loaded, ids in masks for c in _cases(b, loaded, ids, terms, rig, device)])
         for b in backends
@@ -125,42 +125,26 @@ def validate(
 
     def run() -> Iterator[tuple[Case, Result, Result | None]]:
         for backend, cases in plans:
-            counted: list[list[Counters]] | list[None] = [None] * len(cases)
+            counted: Sequence[Sequence[Counters]] = [()] * len(cases)
             if terms.counters:
                 note(f"{backend.name}: reading counters, {len(cases)} launches")
                 work = [(case.sizes, list(case.schedules.values())) for case in cases]
-                counted = count_launches(
-                    backend, work, terms.seed, options.cache_control, rig.device.type
-                )
+                control, device_kind = options.cache_control, rig.device.type
+                counted = count_launches(backend, work, terms.seed, control, device_kind)
             for case, counters in zip(cases, counted, strict=True):
                 steps = len(case.launches) + options.dense
                 steps += options.check * (1 + len(case.schedules))
                 with stages(steps, f"{backend.name}, {case.launches[0].mask}") as stage:
-                    for row in measure(
-                        case.launches,
-                        case.mask,
-                        rig,
-                        telemetry,
-                        options,
-                        backend=backend,
-                        schedules=case.schedules,
-                        counters=dict(zip(case.schedules, counters or (), strict=False)),
+                    rows = measure(
+                        case.launches, case.mask, rig, telemetry, options,
+                        backend=backend, schedules=case.schedules,
+                        counters=dict(zip(case.schedules, counters, strict=False)),
                         progress=stage.advance,
-                    ):
-                        predicted = _predict(case, row, profile) if terms.predict else None
-                        yield case, row, predicted
+                    )  # fmt: skip
+                    for row in rows:
+                        yield case, row, _predict(case, row, profile)
 
     return run()
-
-
-def rows_in_flight(backend: Backend, sizes: Sizes, rig: Rig) -> int:
-    """How many rows of a launch the device runs at once.
-
-    Raises:
-        InputError: the backend can't compute it there.
-    """
-    backend.check(sizes, rig.compute_capability)
-    return rig.sms * backend.rows_per_sm(sizes)
 
 
 def _cases(
@@ -171,7 +155,7 @@ def _cases(
         mask = loaded.mask if head is None else loaded.mask.select_heads([head])
         own = ids if head is None else [ids[head]]
         sizes = Sizes.of(mask, terms.batch, terms.kv_heads, terms.head_dim, terms.dtype)
-        rows = rows_in_flight(backend, sizes, rig)  # refuses, whoever says the wave
+        rows = rig.rows_in_flight(backend, sizes)  # refuses, whoever says the wave
         wave = terms.wave or rows
         schedules = [build_schedule(mask, p, wave, terms.seed, terms.jobs) for p in terms.policies]
         files: dict[str, str] = {}
@@ -182,25 +166,17 @@ def _cases(
         by_policy = {schedule.policy: schedule for schedule in schedules}
         if len(by_policy) < len(schedules):
             raise InputError("a policy or schedule is named twice.")
+        launch = Launch(
+            source="measured",
+            mask=loaded.name, mask_digest=mask.digest, heads=format_heads(own),
+            head=None if head is None else own[0],
+            policy=BASELINE, wave=wave, seed=terms.seed,
+            device=device, kernel=backend.name, regime="single",
+            batch=terms.batch, kv_heads=terms.kv_heads or mask.H,
+            head_dim=terms.head_dim, dtype=terms.dtype,
+        )  # fmt: skip
         launches = [
-            Launch(
-                source="measured",
-                mask=loaded.name,
-                mask_digest=mask.digest,
-                heads=format_heads(own),
-                policy=policy,
-                device=device,
-                kernel=backend.name,
-                wave=wave,
-                regime=regime,
-                seed=terms.seed,
-                head=None if head is None else own[0],
-                batch=terms.batch,
-                kv_heads=terms.kv_heads or mask.H,
-                head_dim=terms.head_dim,
-                dtype=terms.dtype,
-                schedule_file=files.get(policy),
-            )
+            replace(launch, policy=policy, schedule_file=files.get(policy), regime=regime)
             for regime in dict.fromkeys(terms.regimes)
             for policy in by_policy
         ]

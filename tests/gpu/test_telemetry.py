@@ -37,7 +37,6 @@ def test_a_reading(nvml):
             name="Card 0",
             driver="580.159.04",
             sm_clock_ghz=pytest.approx(1.98),
-            memory_clock_ghz=pytest.approx(3.201),
             power_w=pytest.approx(698.5),
             power_cap_w=pytest.approx(700.0),
             temperature_c=41,
@@ -68,7 +67,7 @@ def test_throttle_reasons(nvml, bits, names):
 @pytest.mark.parametrize(
     ("call", "fields"),
     [
-        ("nvmlDeviceGetClockInfo", {"sm_clock_ghz", "memory_clock_ghz"}),
+        ("nvmlDeviceGetClockInfo", {"sm_clock_ghz"}),
         ("nvmlDeviceGetPowerUsage", {"power_w"}),
         ("nvmlDeviceGetEnforcedPowerLimit", {"power_cap_w"}),
         ("nvmlDeviceGetTemperature", {"temperature_c"}),
@@ -118,13 +117,11 @@ def test_samples(nvml):
         while nvml.reads < max(8, seen + 2):  # the one under way may have looked before
             time.sleep(0.001)
     found = sampler.summary()
-    assert found.samples == nvml.reads
     assert found.sm_clock_ghz == pytest.approx(1.5)
     assert found.power_w == pytest.approx(698.5)
     assert found.temperature_c == 40 + nvml.reads
     assert found.throttle == ("hw_thermal_slowdown", "sw_power_cap")
     assert 8 * 1.5 <= found.energy_j <= nvml.reads * 1.5
-    assert 0.006 < found.seconds < 30
 
 
 def test_samples_of_a_card_that_reports_nothing(nvml):
@@ -135,10 +132,7 @@ def test_samples_of_a_card_that_reports_nothing(nvml):
         nvml.failing[f"nvmlDeviceGet{call}"] = 3
     with Telemetry() as telemetry, telemetry.sample() as sampler:
         pass
-    found = vars(sampler.summary())
-    assert found.pop("samples") == 1  # however short the interval is
-    assert found.pop("seconds") > 0
-    assert set(found.values()) == {None}
+    assert set(vars(sampler.summary()).values()) == {None}
 
 
 def test_an_error_while_sampling_is_raised_on_leaving(nvml):

@@ -22,7 +22,7 @@ from wavealign.sim.simulate import run_schedule
 from wavealign.sweep import gpu_phase as gpu_phase_module
 from wavealign.sweep import read_trials
 from wavealign.sweep.conditions import resolve_conditions
-from wavealign.sweep.engines.job import Job, run_job
+from wavealign.sweep.engines.job import Engine, Job, run_job
 from wavealign.sweep.finalists import Card, finalists, launches, measured_spec
 from wavealign.sweep.masks import find_masks
 from wavealign.sweep.run import run_search
@@ -43,12 +43,17 @@ def masks(tmp_path):
     return folder
 
 
-class InProcess:
+class InProcess(Engine):
     """An engine without processes: what a serial sweep does, and nothing else."""
 
     def __init__(self, inputs, slots=1, order=0):
         self.inputs, self.slots, self.order, self.jobs = inputs, slots, order, []
-        self.lookahead = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
     def submit(self, job):
         self.jobs.append(job)
@@ -561,7 +566,7 @@ def test_finalists_are_the_best_of_each_mask_and_original(records):
     assert [(s.mask, s.policy) for s in found] == [
         ("a", "original"), ("a", "nnz"), ("a", "svd"), ("b", "original"), ("b", "random")
     ]  # fmt: skip
-    card = Card("NVIDIA H100 80GB HBM3", "h100", 132, (9, 0))
+    card = Card("NVIDIA H100 80GB HBM3", "h100")
     specs = [measured_spec(spec, card, 132, 7) for spec in found]
     assert {(s.source, s.wave, s.model, s.l2_bytes, s.seed) for s in specs} == {
         ("measured", 132, None, None, 7)
@@ -584,20 +589,14 @@ def fake_measurement(specs, mask):
 @pytest.fixture
 def card(monkeypatch):
     """Everything of ``--gpu`` but the launch: a card by name, and a measurement of its own."""
-    found = Card("NVIDIA H100 80GB HBM3", "h100", 132, (9, 0))
-    monkeypatch.setattr(gpu_phase_module, "find_card", lambda: found)
+    found = Card("NVIDIA H100 80GB HBM3", "h100")
+    monkeypatch.setattr(gpu_phase_module, "find_card", lambda *_: found)
     monkeypatch.setattr(gpu_phase_module, "inspect_launch", lambda spec, mask: (found, 8))
     monkeypatch.setattr(gpu_phase_module, "measure_launch", fake_measurement)
 
     class Here(InProcess):
         def __init__(self, inputs, jobs, per_process=None):
             super().__init__(inputs)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
 
     monkeypatch.setattr(gpu_phase_module, "LocalEngine", Here)
     monkeypatch.setattr("wavealign.sweep.engines.local.LocalEngine", Here)

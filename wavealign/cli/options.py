@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from wavealign.masks import LoadedMask
+    from wavealign.masks import BlockMask, LoadedMask
+    from wavealign.order import Schedule
     from wavealign.sim.setup import Setup
 
 Command = TypeVar("Command", bound=Callable[..., Any])

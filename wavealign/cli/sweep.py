@@ -25,10 +25,8 @@ _SHOWN_FAILURES = 5
 
 
 @click.command(cls=Command)
-@click.option(
-    "--mask", "patterns", multiple=True, metavar="PATH", required=True,
-    help="Mask file, folder of mask files, or glob in quotes; repeatable.",
-)  # fmt: skip
+@click.option("--mask", "patterns", multiple=True, metavar="PATH", required=True,
+              help="Mask file, folder of mask files, or glob in quotes; repeatable.")  # fmt: skip
 @click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
 @click.option("--key", help="The mask inside files that hold several: KEY/mask, ...")
 @click.option("--space", "space_path", metavar="FILE", help="Space file (TOML, docs/sweep.md).")
@@ -48,25 +46,17 @@ _SHOWN_FAILURES = 5
 )  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), help="Elements per head; default: 128.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Of K and V; default: bf16.")
-@click.option(
-    "--search", "kind", type=click.Choice(SEARCHES), default="grid",
-    show_default=True, help="All combinations, or draws by optuna (extra `sweep`).",
-)  # fmt: skip
+@click.option("--search", "kind", type=click.Choice(SEARCHES), default="grid", show_default=True,
+              help="All combinations, or draws by optuna (extra `sweep`).")  # fmt: skip
 @click.option("--trials", type=click.IntRange(1), help="Draws of random and tpe, over all masks.")
-@click.option(
-    "--objective", type=click.Choice(list(OBJECTIVES)), default="time",
-    show_default=True, help="What is minimised.",
-)  # fmt: skip
+@click.option("--objective", type=click.Choice(list(OBJECTIVES)), default="time", show_default=True,
+              help="What is minimised.")  # fmt: skip
 @click.option("--belady", is_flag=True, help="Also the least that any replacement could read.")
 @click.option("--gpu", is_flag=True, help="Then measure the best on this machine's GPU.")
-@click.option(
-    "--finalists", type=click.IntRange(1), default=5, show_default=True,
-    help="Policies per mask that --gpu measures, beside original.",
-)  # fmt: skip
-@click.option(
-    "--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
-    help="What runs the trials (extras `ray`, `dask`).",
-)  # fmt: skip
+@click.option("--finalists", type=click.IntRange(1), default=5, show_default=True,
+              help="Policies per mask that --gpu measures, beside original.")  # fmt: skip
+@click.option("--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
+              help="What runs the trials (extras `ray`, `dask`).")  # fmt: skip
 @click.option("--address", help="Of a running Ray or Dask cluster; default: start one here.")
 @click.option("--jobs", type=click.IntRange(1), help="Workers on this machine; default: all cores.")
 @click.option(
@@ -110,13 +100,9 @@ def sweep(
     shown = _Shown(OBJECTIVES[objective], quiet)
     try:
         records = run_sweep(
-            swept,
-            out,
-            retry_failed=retry_failed,
-            stages=shown.stage,
-            on_trial=shown.take,
-            note=_say,
-        )
+            swept, out,
+            retry_failed=retry_failed, stages=shown.stage, on_trial=shown.take, note=_say,
+        )  # fmt: skip
     except SweepInterruptedError as interrupted:
         raise Failure(
             f"interrupted; {interrupted} finished trials are kept in {out}. To go on: "
@@ -124,8 +110,7 @@ def sweep(
             1,
         ) from None
     _print(records, out, OBJECTIVES[objective], as_json)
-    failures = [record for record in records if record.status == "failed"]
-    if failures:
+    if failures := [record for record in records if record.status == "failed"]:
         for record in failures[:_SHOWN_FAILURES]:
             spec = record.spec
             _say(f"failed: {spec.policy} on {spec.mask}, {spec.device}: {record.error}")
@@ -139,25 +124,18 @@ def sweep(
 def _space(path: str | None, options: dict[str, Any]) -> Space:
     from wavealign.sweep.space import load_table, make_space
 
-    given: dict[str, list[Any]] = {}
-    for name in _LISTS:
-        if options[name] is not None:
-            values = [part.strip() for part in options[name].split(",") if part.strip()]
-            given[name] = [_whole(v) for v in values] if name == "wave" else values
-    for name in ("policy", "heads"):
-        if options[name]:
-            given[name] = list(options[name])
-    for name in ("head_dim", "dtype"):
-        if options[name] is not None:
-            given[name] = [options[name]]
     table = load_table(path) if path is not None else {}
-    if "seed" not in table:
-        given["seed"] = [options["seed"]]
+    given: dict[str, list[Any]] = {
+        name: [part.strip() for part in options[name].split(",") if part.strip()]
+        for name in _LISTS
+        if options[name] is not None
+    }
+    if "wave" in given:
+        given["wave"] = [int(text) if text.isdecimal() else text for text in given["wave"]]
+    given |= {name: list(options[name]) for name in ("policy", "heads") if options[name]}
+    single = ("head_dim", "dtype", *(() if "seed" in table else ("seed",)))
+    given |= {name: [options[name]] for name in single if options[name] is not None}
     return make_space(table, given, path or "the options")
-
-
-def _whole(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 class _Shown:
@@ -190,8 +168,7 @@ def _print(records: list[TrialRecord], out: str, field: str, as_json: bool) -> N
             click.echo(record.result.to_json())
         return
     for source in ("simulated", "measured"):
-        part = [record for record in done if record.spec.source == source]
-        if part:
+        if part := [record for record in done if record.spec.source == source]:
             click.echo(f"{source}, {len(part)} trials, the best by {field}:\n")
             print_table(best_table(part, field))
             click.echo()

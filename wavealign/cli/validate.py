@@ -22,10 +22,8 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
 
 @click.command(cls=Command)
 @click.option("--gpu", is_flag=True, help="Run on this machine's GPU; nothing else can measure.")
-@click.option(
-    "--mask", "mask_paths", multiple=True, metavar="FILE", required=True,
-    help="Mask file (npz, npy), repeatable.",
-)  # fmt: skip
+@click.option("--mask", "mask_paths", multiple=True, metavar="FILE", required=True,
+              help="Mask file (npz, npy), repeatable.")  # fmt: skip
 @click.option("--key", help="The mask inside a file that holds several: KEY/mask, ...")
 @click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
 @click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7.")
@@ -38,20 +36,17 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
     "--policy", "policies", multiple=True, metavar="P",
     help=f"ROWS[/VISITS], repeatable; default: {', '.join(DEFAULT_POLICIES)}.",
 )  # fmt: skip
-@click.option(
-    "--schedule", "schedule_paths", multiple=True, metavar="S.npz",
-    help="Also run this schedule file, repeatable.",
-)  # fmt: skip
+@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+              help="Also run this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--regime", "regimes", multiple=True, type=click.Choice(["single", "steady"]),
     default=("single",), show_default=True,
     help="Launches apart, or back to back until clock and power have settled; repeatable.",
 )  # fmt: skip
 @click.option("--counters", is_flag=True, help="Read hardware counters with Nsight Compute.")
-@click.option(
-    "--cache-control", type=click.Choice(["all", "none"]), default="all", show_default=True,
-    help="L2 before a counted launch: flushed (as simulated), or as it is.",
-)  # fmt: skip
+@click.option("--cache-control", type=click.Choice(["all", "none"]), default="all",
+              show_default=True,
+              help="L2 before a counted launch: flushed (as simulated), or as it is.")  # fmt: skip
 @click.option("--predict/--no-predict", default=True, show_default=True,
               help="Simulate each schedule beside its measurement.")  # fmt: skip
 @click.option("--limit/--no-limit", default=True, show_default=True,
@@ -139,15 +134,10 @@ def validate(
         telemetry = stack.enter_context(Telemetry())
         writer = stack.enter_context(ResultWriter(out)) if out else None
         runs = validation.validate(
-            masks,
-            backends,
-            terms,
-            rig,
-            telemetry,
-            options,
-            lambda steps, what: Progress(steps, what, quiet),
-            lambda text: None if quiet else click.echo(text, err=True),
-        )
+            masks, backends, terms, rig, telemetry, options,
+            stages=lambda steps, what: Progress(steps, what, quiet),
+            note=lambda text: None if quiet else click.echo(text, err=True),
+        )  # fmt: skip
         try:
             for case, ran in itertools.groupby(runs, lambda run: run[0]):
                 pairs = []
@@ -183,8 +173,9 @@ def _print(case: Case, pairs: list[Pair]) -> None:
         click.echo(f"\n{regime}:")
         print_table(validation_table(part))
         click.echo(verdict_line(part))
-    dense = first.dense_ms
-    if dense is not None:
+    if first.dense_ms is not None:
         gaps = ", ".join(f"{m.policy} {m.gap:.2f}" for m, _ in pairs if m.gap is not None)
-        click.echo(f"dense attention takes {dense:.2f} ms; gap (1/density) / speedup: {gaps}.")
+        click.echo(
+            f"dense attention takes {first.dense_ms:.2f} ms; gap (1/density) / speedup: {gaps}."
+        )
     click.echo(costs_line([measured for measured, _ in pairs]) + "\n")

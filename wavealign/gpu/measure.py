@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +129,14 @@ def measure(
         for policy, schedule in schedules.items()
     }
     if options.check:
-        label = f"{backend.name}, {first.mask}"
-        _check(candidates.values(), mask, inputs, label, progress)
+        reference = reference_attention(mask, inputs)
+        progress("reference")
+        for policy, candidate in candidates.items():
+            name = f"{backend.name}, {first.mask}, {policy}"
+            found = check_launch(candidate.execution, reference, name)
+            candidate.error_frac = found.error_frac
+            check_poke(candidate.execution, mask, name)
+            progress(f"checked {policy}")
     for candidate in candidates.values():
         execution = candidate.execution
         execution.run()
@@ -157,15 +163,12 @@ def measure(
             policy = launch.policy
             time, limit = times[policy], times.get(f"{policy} in L2")
             yield results.of(
-                launch,
-                candidates[policy],
-                time_ms=time.median_ms,
-                time_spread_frac=time.spread_frac,
-                repeats=len(time.times_ms),
+                launch, candidates[policy],
+                time_ms=time.median_ms, time_spread_frac=time.spread_frac,
+                repeats=len(time.times_ms), dense_ms=dense_ms,
                 limit_ms=None if limit is None else limit.median_ms,
-                dense_ms=dense_ms,
                 gap=time.median_ms / dense_ms / mask.density if dense_ms and mask.nnz else None,
-            )
+            )  # fmt: skip
             progress(f"timed {policy}")
 
     def settled(execution: Execution) -> SteadyTime:
@@ -180,72 +183,39 @@ def measure(
             progress(f"timed {launch.policy}, steady")
 
 
-def _check(
-    candidates: Iterable[_Candidate],
-    mask: BlockMask,
-    inputs: Inputs,
-    label: str,
-    progress: Callable[[str], None],
-) -> None:
-    reference = reference_attention(mask, inputs)
-    progress("reference")
-    for candidate in candidates:
-        execution, schedule = candidate.execution, candidate.schedule
-        name = f"{label}, {schedule.policy}"
-        candidate.error_frac = check_launch(execution, reference, name).error_frac
-        check_poke(execution, mask, name)
-        progress(f"checked {schedule.policy}")
-
-
 class _Results:
     """Results of one mask on one backend."""
 
     def __init__(
         self,
-        backend: Backend,
-        mask: BlockMask,
-        sizes: Sizes,
-        options: Options,
-        telemetry: Telemetry,
-    ) -> None:
+        backend: Backend, mask: BlockMask, sizes: Sizes, options: Options, telemetry: Telemetry,
+    ) -> None:  # fmt: skip
         state = telemetry.read()
         token_bytes = _TOKEN_BYTES * sizes.head_dim
-        self._mask, self._cache_control = mask, options.cache_control
-        self._blocks = mask.nnz * sizes.batch
-        self._flops = 4.0 * mask.block_q * mask.block_kv * sizes.head_dim * self._blocks
+        block_bytes, blocks = mask.block_kv * token_bytes, mask.nnz * sizes.batch
+        self._cache_control = options.cache_control
+        self._flops = 4.0 * mask.block_q * mask.block_kv * sizes.head_dim * blocks
+        self._requested_bytes = blocks * block_bytes
         self._compulsory_bytes = _compulsory_tokens(mask, sizes) * token_bytes * sizes.batch
         self._said: dict[str, Any] = {  # of the launch
-            "source": "measured",
-            "mask_digest": mask.digest,
-            "kernel": backend.name,
-            "model": None,
-            "l2_bytes": None,
-            "l2_capacity_bytes": None,
-            "kv_block_bytes": mask.block_kv * token_bytes,
-            "batch": sizes.batch,
-            "kv_heads": sizes.kv_heads or mask.H,
-            "head_dim": sizes.head_dim,
-            "dtype": sizes.dtype,
-            "tokens_kv": mask.tokens_kv,
-            "density": mask.density,
-        }
+            "source": "measured", "mask_digest": mask.digest, "kernel": backend.name,
+            "model": None, "l2_bytes": None, "l2_capacity_bytes": None,
+            "kv_block_bytes": block_bytes, "batch": sizes.batch,
+            "kv_heads": sizes.kv_heads or mask.H, "head_dim": sizes.head_dim,
+            "dtype": sizes.dtype, "tokens_kv": mask.tokens_kv, "density": mask.density,
+        }  # fmt: skip
         self._environment = Environment(
-            __version__,
-            gpu=state.name,
-            driver=state.driver,
-            backend_version=backend.version(),
+            __version__, gpu=state.name, driver=state.driver, backend_version=backend.version()
         )
 
     def of(self, launch: Launch, candidate: _Candidate, **timed: Any) -> Result:
         counters, schedule = candidate.counters, candidate.schedule
         read, requested = counters.hbm_read_bytes, counters.l2_requested_bytes
-        if requested is None:
-            requested = self._blocks * self._said["kv_block_bytes"]
         known: dict[str, Any] = dict.fromkeys(_UNKNOWN)
         known |= {name: getattr(counters, name) for name in _COUNTED}
         outcome = Outcome(
             **known | timed,
-            l2_requested_bytes=requested,
+            l2_requested_bytes=self._requested_bytes if requested is None else requested,
             compulsory_bytes=self._compulsory_bytes,
             intensity_flop_per_byte=self._flops / read if read else None,
             counters_ms=counters.time_ms,
@@ -265,12 +235,8 @@ class _Results:
 def _compulsory_tokens(mask: BlockMask, sizes: Sizes) -> int:
     """Distinct K/V tokens that the launch reads, over the K/V heads."""
     shared = sizes.heads_per_kv_head
-    tokens = 0
-    for g in range(mask.H // shared):
-        touched = np.zeros(mask.N, dtype=np.bool_)
-        for h in range(g * shared, (g + 1) * shared):
-            touched[mask.head(h).indices] = True
-        tokens += int(touched.sum()) * mask.block_kv
-        if touched[-1]:
-            tokens -= mask.N * mask.block_kv - mask.tokens_kv
-    return tokens
+    touched = np.zeros((mask.H // shared, mask.N), dtype=np.bool_)
+    for h, head in enumerate(mask.heads()):
+        touched[h // shared, head.indices] = True
+    absent = mask.N * mask.block_kv - mask.tokens_kv  # of a ragged last block
+    return int(touched.sum()) * mask.block_kv - int(touched[:, -1].sum()) * absent

@@ -15,6 +15,9 @@ from wavealign.errors import MissingCapabilityError
 if TYPE_CHECKING:
     import torch
 
+    from wavealign.gpu.backend import Backend
+    from wavealign.gpu.sizes import Sizes
+
 _APART_CYCLES = 60_000_000  # some 30 ms in which one SM spins: clocks stay up, power falls
 _AHEAD_CYCLES = 2_000_000  # a millisecond: the host has queued the launch before it may start
 _FLUSH_BYTES = 2**28
@@ -39,6 +42,15 @@ class Rig:
         import torch
 
         self.device = torch.device("cpu")
+
+    def rows_in_flight(self, backend: Backend, sizes: Sizes) -> int:
+        """How many rows of a launch the device runs at once.
+
+        Raises:
+            InputError: the backend can't compute it here.
+        """
+        backend.check(sizes, self.compute_capability)
+        return self.sms * backend.rows_per_sm(sizes)
 
     def seconds(self) -> float:
         """Time on the wall."""
@@ -80,10 +92,9 @@ class CudaRig(Rig):
 
         self._torch, self._cuda = torch, torch.cuda
         self.device = torch.device("cuda", torch.cuda.current_device())
-        properties = torch.cuda.get_device_properties(self.device)
-        self.name = properties.name
-        self.sms = properties.multi_processor_count
-        self.compute_capability = (properties.major, properties.minor)
+        found = torch.cuda.get_device_properties(self.device)
+        self.name, self.sms = found.name, found.multi_processor_count
+        self.compute_capability = (found.major, found.minor)
 
     def time_ms(self, run: Callable[[], object]) -> float:
         """See `Rig.time_ms`: between two events."""

@@ -7,9 +7,9 @@ import importlib
 import os
 import statistics
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -37,7 +37,7 @@ class DeviceState:
     Attributes:
         name: product name.
         driver: driver version.
-        sm_clock_ghz, memory_clock_ghz: current clocks.
+        sm_clock_ghz: current clock.
         power_w: board power; newer cards average it over a second.
         power_cap_w: the limit that is enforced.
         temperature_c: of the GPU.
@@ -48,7 +48,6 @@ class DeviceState:
     name: str
     driver: str
     sm_clock_ghz: float | None
-    memory_clock_ghz: float | None
     power_w: float | None
     power_cap_w: float | None
     temperature_c: float | None
@@ -63,8 +62,6 @@ class Summary:
     Energy is the difference of the energy counter, not a sum over samples of power.
     """
 
-    seconds: float
-    samples: int
     sm_clock_ghz: float | None
     power_w: float | None
     temperature_c: float | None
@@ -129,7 +126,6 @@ class Telemetry:
             name=self._name,
             driver=self._driver,
             sm_clock_ghz=self._ask(1e-3, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            memory_clock_ghz=self._ask(1e-3, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
             power_w=self._ask(1e-3, "nvmlDeviceGetPowerUsage"),
             power_cap_w=self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit"),
             temperature_c=self._ask(1, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
@@ -174,43 +170,35 @@ class Sampler:
     """Samples of a device from a background thread, between entering and leaving."""
 
     def __init__(self, telemetry: Telemetry, period_s: float) -> None:
-        self._telemetry = telemetry
-        self._period_s = period_s
-        self._states: list[DeviceState] = []
-        self._problem: Exception | None = None
+        self._telemetry, self._period_s = telemetry, period_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="wavealign-nvml", daemon=True)
+        self._thread = ThreadPoolExecutor(1, "wavealign-nvml")
 
     def __enter__(self) -> Sampler:
-        self._start = (time.perf_counter(), self._telemetry.energy_j())
-        self._thread.start()
+        self._start_j = self._telemetry.energy_j()
+        self._samples = self._thread.submit(self._work)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            self._end = (time.perf_counter(), self._telemetry.energy_j())
+            self._end_j = self._telemetry.energy_j()
         finally:
             self._stop.set()
-            self._thread.join()
-        if self._problem is not None and kind is None:
-            raise self._problem
+            self._thread.shutdown()
+        if kind is None:
+            self._samples.result()  # raises what went wrong there
 
-    def _work(self) -> None:
-        try:
-            self._states.append(self._telemetry.read())
-            while not self._stop.wait(self._period_s):
-                self._states.append(self._telemetry.read())
-        except Exception as problem:  # raised by the thread that leaves the context
-            self._problem = problem
+    def _work(self) -> list[DeviceState]:
+        states = [self._telemetry.read()]
+        while not self._stop.wait(self._period_s):
+            states.append(self._telemetry.read())
+        return states
 
     def summary(self) -> Summary:
         """The interval, once it was left."""
-        (start_s, start_j), (end_s, end_j) = self._start, self._end
-        states = self._states
+        states, start_j, end_j = self._samples.result(), self._start_j, self._end_j
         throttles = [state.throttle for state in states if state.throttle is not None]
         return Summary(
-            seconds=end_s - start_s,
-            samples=len(states),
             sm_clock_ghz=_over(statistics.median, (state.sm_clock_ghz for state in states)),
             power_w=_over(statistics.median, (state.power_w for state in states)),
             temperature_c=_over(max, (state.temperature_c for state in states)),

@@ -126,11 +126,8 @@ def time_steady(
         count, seconds = repeat_for(measure_s)
     state = sampled.summary()
     return SteadyTime(
-        1e3 * seconds / count,
-        count,
+        1e3 * seconds / count, count,
         None if state.energy_j is None else state.energy_j / count,
-        state.sm_clock_ghz,
-        state.power_w,
-        state.temperature_c,
+        state.sm_clock_ghz, state.power_w, state.temperature_c,
         None if state.throttle is None else ",".join(state.throttle),
-    )
+    )  # fmt: skip

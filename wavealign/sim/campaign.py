@@ -87,16 +87,11 @@ class Campaign:
                 schedule = schedule.select_heads([task.head])
         if not isinstance(schedule, Schedule):
             schedule = build_schedule(mask, schedule, self.setup.wave, self.seed, jobs)
+        head = None if task.head is None else ids[0]
         return run_schedule(
-            mask,
-            schedule,
-            self.setup,
-            seed=self.seed,
-            name=self.name,
-            heads=format_heads(ids),
-            head=None if task.head is None else ids[0],
-            belady=self.belady,
-        )
+            mask, schedule, self.setup,
+            seed=self.seed, name=self.name, heads=format_heads(ids), head=head, belady=self.belady,
+        )  # fmt: skip
 
 
 def _succeeded(future: Future[Result]) -> bool:

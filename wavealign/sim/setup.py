@@ -93,9 +93,10 @@ class Setup:
             origin = f"usable L2 of {profile.name}{parts}"
         else:
             capacity, origin = profile.l2_effective_bytes, f"effective capacity of {profile.name}"
+        wave = wave or profile.sms * entry.ctas_per_sm
         return cls(
-            profile, entry, wave or profile.sms * entry.ctas_per_sm, capacity, origin,
-            head_dim, dtype, cast(Model, model), cast(Regime, regime),
+            profile, entry, wave, capacity, origin, head_dim, dtype,
+            cast(Model, model), cast(Regime, regime),
         )  # fmt: skip
 
     @classmethod
@@ -110,15 +111,11 @@ class Setup:
                 "the launch doesn't say its head_dim and dtype (its file is of an earlier version)."
             )
         return cls.make(
-            device or launch.device,
-            launch.kernel,
-            l2_bytes=launch.l2_bytes,
-            wave=launch.wave,
-            head_dim=launch.head_dim,
-            dtype=launch.dtype,
-            model=launch.model or "full",
-            regime=launch.regime,
-        )
+            device or launch.device, launch.kernel,
+            l2_bytes=launch.l2_bytes, wave=launch.wave,
+            head_dim=launch.head_dim, dtype=launch.dtype,
+            model=launch.model or "full", regime=launch.regime,
+        )  # fmt: skip
 
     def launch(
         self,
@@ -140,28 +137,16 @@ class Setup:
         """
         return Launch(
             source="simulated",
-            mask=name,
-            mask_digest=mask.digest,
-            heads=heads if heads is not None else format_heads(range(mask.H)),
-            policy=policy,
-            device=self.device.name,
-            kernel=self.kernel.name,
-            wave=self.wave,
-            regime=self.regime,
-            seed=seed,
-            head=head,
-            model=self.model,
-            l2_bytes=self.l2_bytes,
-            l2_capacity_bytes=self.l2_capacity_bytes,
-            kv_block_bytes=self.kv_bytes(mask.block_kv),
-            batch=1,
-            kv_heads=mask.H,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            device_digest=self.device.digest,
-            tokens_kv=mask.tokens_kv,
-            density=mask.density,
-        )
+            mask=name, mask_digest=mask.digest,
+            heads=heads if heads is not None else format_heads(range(mask.H)), head=head,
+            policy=policy, wave=self.wave, seed=seed,
+            device=self.device.name, device_digest=self.device.digest,
+            kernel=self.kernel.name, model=self.model, regime=self.regime,
+            l2_bytes=self.l2_bytes, l2_capacity_bytes=self.l2_capacity_bytes,
+            kv_block_bytes=self.kv_bytes(mask.block_kv), batch=1, kv_heads=mask.H,
+            head_dim=self.head_dim, dtype=self.dtype,
+            tokens_kv=mask.tokens_kv, density=mask.density,
+        )  # fmt: skip
 
     @property
     def l2_bytes(self) -> int | None:

@@ -65,21 +65,14 @@ def simulate(
     """
     need_block_mask(mask)
     setup = Setup.make(
-        device,
-        kernel,
-        l2_bytes=l2_bytes,
-        wave=wave,
-        head_dim=head_dim,
-        dtype=dtype,
-        model=model,
-        regime=regime,
-    )
+        device, kernel,
+        l2_bytes=l2_bytes, wave=wave, head_dim=head_dim, dtype=dtype, model=model, regime=regime,
+    )  # fmt: skip
     if isinstance(policy, Schedule):
         policy.check(mask)
-        schedule = policy
     else:
-        schedule = build_schedule(mask, policy, setup.wave, seed)
-    return run_schedule(mask, schedule, setup, seed=seed, name=name)
+        policy = build_schedule(mask, policy, setup.wave, seed)
+    return run_schedule(mask, policy, setup, seed=seed, name=name)
 
 
 def simulate_launch(
@@ -109,9 +102,7 @@ def simulate_launch(
     if schedule is None:
         schedule = build_schedule(mask, launch.policy, setup.wave, launch.seed)
     return run_schedule(
-        mask,
-        schedule,
-        setup,
+        mask, schedule, setup,
         seed=launch.seed, name=launch.mask, heads=launch.heads, head=launch.head, belady=belady,
     )  # fmt: skip
 
@@ -175,9 +166,8 @@ def launch_times(mask: BlockMask, traffic: Traffic, setup: Setup) -> tuple[Timin
         mask, traffic, setup: of the launch.
     """
     device = setup.device
-    timing = clock_and_energy(
-        device.power, device.clock_max_ghz, traffic.work(mask, setup), setup.regime
-    )
+    work = traffic.work(mask, setup)
+    timing = clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime)
     hbm_ms = traffic.hbm_read_bytes / (device.hbm_bytes_per_s * device.hbm_usable_frac) * 1e3
     return timing, hbm_ms
 
@@ -192,9 +182,8 @@ def _binding(traffic: Traffic, timing: Timing, hbm_ms: float) -> str:
     """The resource that sets the time: ``hbm``, ``l2``, ``power`` (by the clock) or ``tensor``."""
     if hbm_ms > timing.time_ms:
         return "hbm"
-    name, added = max(
-        (("l2", traffic.l2_cycles), ("hbm", traffic.hbm_cycles)), key=lambda pair: pair[1]
-    )
-    if added > _BINDS_FROM * traffic.cycles:
-        return name
+    added = {"l2": traffic.l2_cycles, "hbm": traffic.hbm_cycles}
+    most = max(added, key=lambda name: added[name])
+    if added[most] > _BINDS_FROM * traffic.cycles:
+        return most
     return "power" if timing.power_bound else "tensor"

@@ -55,7 +55,9 @@ def resolve_conditions(
             launches.setdefault(part.digest, part)
             for (name, setup), seed in itertools.product(setups, axes["seed"]):
                 setup.capacity_blocks(part)
-                spec = _baseline(mask, heads, part, name, setup, seed)
+                launch = setup.launch(part, BASELINE, seed=seed, name=mask.name, heads=heads)
+                said: dict[str, Any] = {**launch.spec, "device": name}  # maybe a path
+                spec = Launch(**said)
                 repeated += spec.identity in found
                 found.setdefault(spec.identity, spec)
     if repeated:
@@ -66,26 +68,14 @@ def resolve_conditions(
 def _setups_of(space: Space, devices: Mapping[str, DeviceProfile]) -> list[tuple[str, Setup]]:
     names = ("device", "kernel", "l2", "wave", "head_dim", "dtype", "model", "regime")
     found = []
-    for values in itertools.product(*(space.axes[name] for name in names)):
-        chosen = dict(zip(names, values, strict=True))
-        own = {name for name, value in chosen.items() if value == DEFAULT}
+    for device, *own, head_dim, dtype, model, regime in itertools.product(
+        *(space.axes[name] for name in names)
+    ):
+        kernel, l2_bytes, wave = (None if value == DEFAULT else value for value in own)
         setup = Setup.make(
-            devices[chosen["device"]],
-            None if "kernel" in own else chosen["kernel"],
-            l2_bytes=None if "l2" in own else chosen["l2"],
-            wave=None if "wave" in own else chosen["wave"],
-            head_dim=chosen["head_dim"],
-            dtype=chosen["dtype"],
-            model=chosen["model"],
-            regime=chosen["regime"],
-        )
-        found.append((str(chosen["device"]), setup))
+            devices[device], kernel,
+            l2_bytes=l2_bytes, wave=wave, head_dim=head_dim, dtype=dtype, model=model,
+            regime=regime,
+        )  # fmt: skip
+        found.append((str(device), setup))
     return found
-
-
-def _baseline(
-    mask: SweepMask, heads: str, part: BlockMask, device: str, setup: Setup, seed: int
-) -> Launch:
-    launch = setup.launch(part, BASELINE, seed=seed, name=mask.name, heads=heads)
-    said: dict[str, Any] = {**launch.spec, "device": device}  # a path, where it was given as one
-    return Launch(**said)

@@ -17,14 +17,10 @@ class Card:
     Attributes:
         name: as the driver says it.
         device: name of its profile, or `name` where there is none.
-        sms: streaming multiprocessors.
-        compute_capability: (major, minor).
     """
 
     name: str
     device: str
-    sms: int
-    compute_capability: tuple[int, int]
 
 
 def finalists(
@@ -51,8 +47,7 @@ def finalists(
         spec, result = record.spec, record.result
         if spec.source != "simulated" or spec.device != device or result is None:
             continue
-        value = getattr(result, field)
-        if value is None:
+        if (value := getattr(result, field)) is None:
             continue
         best = groups.setdefault(launch_on_card(spec), {})
         if spec.policy not in best or value < best[spec.policy][0]:
@@ -76,13 +71,8 @@ def measured_spec(spec: Launch, card: Card, wave: int, seed: int) -> Launch:
     """
     return dataclasses.replace(
         spec,
-        source="measured",
-        device=card.device,
-        wave=wave,
-        l2_bytes=None,
-        model=None,
-        seed=seed,
-    )
+        source="measured", device=card.device, wave=wave, l2_bytes=None, model=None, seed=seed,
+    )  # fmt: skip
 
 
 def launch_on_card(spec: Launch) -> Launch:

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wavealign.errors import InputError, MissingCapabilityError
 from wavealign.runs.launch import Launch
-from wavealign.runs.trial import TrialRecord
 from wavealign.sweep.engines.job import Engine, Job
 from wavealign.sweep.engines.local import LocalEngine
 from wavealign.sweep.finalists import Card, finalists, launch_on_card, launches, measured_spec
-from wavealign.sweep.run import Stages, run_jobs
+from wavealign.sweep.run import OnTrial, Stages, run_jobs
 from wavealign.sweep.silicon import find_card, inspect_launch, measure_launch
 from wavealign.sweep.store import Store
-from wavealign.sweep.trial import Inputs
 
 
 @dataclass(frozen=True)
@@ -46,43 +45,34 @@ def require_gpu(executor: str) -> None:
         find_card()
 
 
-def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuPhase:
+def prepare(engine: Engine, baselines: Sequence[Launch]) -> GpuPhase:
     """Ask the card about every launch that may be measured.
 
     Args:
         engine: entered; Ray's is asked for a GPU, else this machine's is meant.
         baselines: the conditions.
-        inputs: masks and devices.
 
     Raises:
         MissingCapabilityError: no GPU, or a backend isn't installed.
         InputError: nothing is simulated for this card, or a kernel can't compute a mask.
     """
-    on_gpu = getattr(engine, "on_gpu", None)
-    if on_gpu is not None and not engine.gpus:  # type: ignore[attr-defined]
+    if engine.gpus == 0:
         raise MissingCapabilityError(
             "sweep --gpu --executor ray needs a node with a GPU, and the cluster has none; add "
             "one, or measure on this machine with --executor local."
         )
-
-    def ask(spec: Launch) -> tuple[Card, int]:
-        if on_gpu is not None:
-            found: tuple[Card, int] = on_gpu(inspect_launch, spec)
-            return found
-        return inspect_launch(spec, inputs.masks[spec.mask_digest])
-
-    card = on_gpu(find_card, baselines[0]) if on_gpu is not None else find_card()
-    device = next((n for n, d in inputs.devices.items() if d.name == card.device), None)
+    card, devices = engine.on_gpu(find_card, baselines[0]), engine.inputs.devices
+    device = next((n for n, d in devices.items() if d.name == card.device), None)
     if device is None:
         raise InputError(
-            f"--gpu: this is an {card.name}, and the sweep simulates {', '.join(inputs.devices)}; "
+            f"--gpu: this is an {card.name}, and the sweep simulates {', '.join(devices)}; "
             f"add its profile, e.g. --device {card.device}, so that simulation can propose."
         )
-    waves = {}
+    waves: dict[Launch, int] = {}
     for spec in baselines:
         launch = launch_on_card(spec)
         if spec.device == device and launch not in waves:
-            found, waves[launch] = ask(spec)
+            found, waves[launch] = engine.on_gpu(inspect_launch, spec)
             if found.device != card.device:
                 raise InputError(
                     f"--gpu: the cluster has an {card.name} and an {found.name}; measure on one "
@@ -94,12 +84,11 @@ def prepare(engine: Engine, baselines: Sequence[Launch], inputs: Inputs) -> GpuP
 def measure_finalists(
     phase: GpuPhase,
     engine: Engine,
-    inputs: Inputs,
     store: Store,
     objective: str,
     count: int,
     stages: Stages,
-    on_trial: Callable[[TrialRecord, bool], None],
+    on_trial: OnTrial,
 ) -> None:
     """Measure the best simulated policies of each mask, and `original`.
 
@@ -107,25 +96,25 @@ def measure_finalists(
         phase: what `prepare` found.
         engine: entered. Ray's runs a launch on each of its GPUs; else one at a time runs here,
             each in a process of its own, so that a launch that poisons CUDA harms no other.
-        inputs: masks and devices.
         store: of the sweep.
         objective, count: see `finalists`.
         stages: told how many trials there are.
-        on_trial: see `run_jobs`.
+        on_trial: called with each record.
     """
     proposed = finalists(store.records.values(), objective, count, phase.device)
     seed = min((spec.seed for spec in proposed), default=0)
-    waves = (phase.waves[launch_on_card(spec)] for spec in proposed)
     specs = [
-        measured_spec(spec, phase.card, wave, seed)
-        for spec, wave in zip(proposed, waves, strict=True)
+        measured_spec(spec, phase.card, phase.waves[launch_on_card(spec)], seed)
+        for spec in proposed
     ]
-    jobs = [Job(group, measure_launch, gpu=True) for group in launches(specs)]
-    gpus = getattr(engine, "gpus", 0)
-    with stages(len(specs), "measured"):
-        if gpus:
-            run_jobs(jobs, store, engine, gpus, on_trial)
-            return
-        masks = {spec.mask_digest: inputs.masks[spec.mask_digest] for spec in specs}
-        with LocalEngine(dataclasses.replace(inputs, masks=masks), 1, per_process=1) as here:
-            run_jobs(jobs, store, here, 1, on_trial)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stages(len(specs), "measured"))
+        for known in filter(None, [store.records.get(spec.identity) for spec in specs]):
+            on_trial(known, False)
+        left = [spec for spec in specs if spec.identity not in store.records]
+        jobs = [Job(group, measure_launch, gpu=True) for group in launches(left)]
+        if not (gpus := engine.gpus):
+            masks = {spec.mask_digest: engine.inputs.masks[spec.mask_digest] for spec in left}
+            inputs = dataclasses.replace(engine.inputs, masks=masks)
+            engine, gpus = stack.enter_context(LocalEngine(inputs, 1, per_process=1)), 1
+        run_jobs(jobs, store, engine, gpus, on_trial)

@@ -109,7 +109,7 @@ def _matches(pattern: str) -> tuple[list[Path], bool]:
             )
         return inside, True
     if glob.has_magic(pattern) and not path.exists():
-        found = sorted(Path(p) for p in glob.glob(pattern, recursive=True))  # noqa: PTH207  # absolute patterns, too
+        found = sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207  # absolute, too
         files = [path for path in found if path.is_file()]
         if not files:
             raise InputError(f"--mask '{pattern}': matches no file.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from wavealign.runs.trial import TrialRecord
@@ -14,12 +14,15 @@ from wavealign.sweep.store import Store
 Stages = Callable[[int, str], AbstractContextManager[object]]
 """Begins a stage of at most so many trials, which are ``"simulated"`` or ``"measured"``."""
 
+OnTrial = Callable[[TrialRecord, bool], None]
+"""Called with a record, and whether it ran just now."""
+
 
 def run_search(
     search: Search,
     store: Store,
     engine: Engine,
-    on_trial: Callable[[TrialRecord, bool], None],
+    on_trial: OnTrial,
     belady: bool = False,
 ) -> None:
     """Run every trial that the search asks for and the store doesn't hold.
@@ -28,12 +31,11 @@ def run_search(
         search: asked for as many trials as the engine takes, and told how they ended.
         store: where each record goes before anybody is told.
         engine: entered.
-        on_trial: called with each record, and whether it ran just now; a trial that the search
-            draws again isn't called again.
+        on_trial: a trial that the search draws again isn't called again.
         belady: also find the least that any replacement could read.
     """
-    in_flight: set[str] = set()
     told: set[str] = set()
+    asked: set[str] = set()
 
     def tell(record: TrialRecord, ran: bool) -> None:
         search.tell(record)
@@ -41,57 +43,37 @@ def run_search(
             told.add(record.spec.identity)
             on_trial(record, ran)
 
-    most = engine.slots + (0 if search.learns else engine.lookahead)
-    exhausted = False
-    while True:
-        while not exhausted and len(in_flight) < most:
-            spec = search.ask()
-            if spec is None:
-                exhausted = True
-            elif spec.identity in store.records:
-                tell(store.records[spec.identity], False)
-            elif spec.identity not in in_flight:
-                engine.submit(Job((spec,), belady=belady))
-                in_flight.add(spec.identity)
-        if not in_flight:
-            return
-        for record in engine.next():
-            store.append(record)
-            in_flight.discard(record.spec.identity)
-            tell(record, True)
+    def jobs() -> Iterator[Job]:
+        while (spec := search.ask()) is not None:
+            if (known := store.records.get(spec.identity)) is not None:
+                tell(known, False)
+            elif spec.identity not in asked:
+                asked.add(spec.identity)
+                yield Job((spec,), belady=belady)
+
+    # A job beyond each worker's own, so that none waits; not where the next depends on the last.
+    run_jobs(jobs(), store, engine, engine.slots * (1 if search.learns else 2), tell)
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    store: Store,
-    engine: Engine,
-    slots: int,
-    on_trial: Callable[[TrialRecord, bool], None],
+    jobs: Iterable[Job], store: Store, engine: Engine, most: int, on_trial: OnTrial
 ) -> None:
-    """Run jobs, `slots` at a time; trials that the store holds are left out.
+    """Run jobs, so many at a time; each is asked for when there is room for it.
 
     Args:
         jobs: what runs.
         store: where each record goes before anybody is told.
         engine: entered.
-        slots: jobs in flight.
-        on_trial: called with each record, and whether it ran just now.
+        most: jobs in flight.
+        on_trial: called with each record.
     """
-    waiting = []
-    for job in jobs:
-        known = [store.records.get(spec.identity) for spec in job.specs]
-        for record in known:
-            if record is not None:
-                on_trial(record, False)
-        left = tuple(s for s, record in zip(job.specs, known, strict=True) if record is None)
-        if left:
-            waiting.append(dataclasses.replace(job, specs=left))
-    waiting.reverse()
-    in_flight = 0
-    while waiting or in_flight:
-        while waiting and in_flight < slots:
-            engine.submit(waiting.pop())
+    waiting, in_flight = iter(jobs), 0
+    while True:
+        for job in itertools.islice(waiting, most - in_flight):
+            engine.submit(job)
             in_flight += 1
+        if not in_flight:
+            return
         records = engine.next()
         in_flight -= 1
         for record in records:

@@ -88,14 +88,9 @@ class DrawnSearch:
 
     def __init__(
         self,
-        space: Space,
-        baselines: Sequence[Launch],
-        kind: str,
-        trials: int,
-        seed: int,
-        objective: str,
-        log: Draws,
-    ) -> None:
+        space: Space, baselines: Sequence[Launch], kind: str, trials: int, seed: int,
+        objective: str, log: Draws,
+    ) -> None:  # fmt: skip
         library = require("optuna", "sweep", f"--search {kind}")
         library.logging.set_verbosity(library.logging.WARNING)
         if trials < len(baselines):
@@ -106,9 +101,8 @@ class DrawnSearch:
         self._space, self._baselines = space, baselines
         self._trials, self._seed, self._log = trials, seed, log
         self._field = OBJECTIVES[objective]
-        self._sampler = getattr(
-            library.samplers, {"random": "RandomSampler", "tpe": "TPESampler"}[kind]
-        )
+        samplers = {"random": library.samplers.RandomSampler, "tpe": library.samplers.TPESampler}
+        self._sampler = samplers[kind]
         self._state = library.trial.TrialState
         self._studies = [library.create_study(direction="minimize") for _ in baselines]
         self._waiting: dict[str, list[tuple[int, optuna.trial.Trial]]] = {}
@@ -123,17 +117,16 @@ class DrawnSearch:
         """Every draw of this trial learns how it ended."""
         for condition, trial in self._waiting.pop(record.spec.identity, []):
             value = getattr(record.result, self._field) if record.result is not None else None
-            if value is None:
-                self._studies[condition].tell(trial, state=self._state.FAIL)
-            else:
-                self._studies[condition].tell(trial, value)
+            state = self._state.FAIL if value is None else None
+            self._studies[condition].tell(trial, value, state=state)
 
     def _asked(self) -> Iterator[Launch]:
         yield from self._baselines
         for number in range(self._trials):
             condition = number % len(self._baselines)
             base, study = self._baselines[condition], self._studies[condition]
-            study.sampler = self._sampler(seed=_seed_of(self._seed, number))
+            state = np.random.SeedSequence([self._seed, number]).generate_state(1)
+            study.sampler = self._sampler(seed=int(state[0]))
             if number in self._log.draws:
                 study.enqueue_trial(self._log.draws[number])
             trial = study.ask()
@@ -147,13 +140,10 @@ class DrawnSearch:
     def _draw(self, trial: optuna.trial.Trial, base: Launch) -> str:
         space = self._space
         template = trial.suggest_categorical("policy", space.policies)
-        values: dict[str, Value] = {}
-        for name in space.parameters_of(template):
-            listed = space.parameters[name]
-            if isinstance(listed, Range):
-                values[name] = _suggest(trial, name, listed)
-            else:
-                values[name] = trial.suggest_categorical(name, listed)
+        values = {
+            name: _suggest(trial, name, space.parameters[name])
+            for name in space.parameters_of(template)
+        }
         return fill(template, values, base.wave, base.seed)
 
 
@@ -194,14 +184,13 @@ def make_search(
     return DrawnSearch(space, baselines, kind, trials, seed, objective, log)
 
 
-def _suggest(trial: optuna.trial.Trial, name: str, values: Range) -> Value:
+def _suggest(trial: optuna.trial.Trial, name: str, values: Sequence[Value] | Range) -> Value:
+    if not isinstance(values, Range):
+        chosen: Value = trial.suggest_categorical(name, values)
+        return chosen
     if values.whole:
         step = 1 if values.step is None else int(values.step)
         low, high = int(values.low), int(values.high)
         return int(trial.suggest_int(name, low, high, step=step, log=values.log))
     drawn = trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
     return float(f"{drawn:.6g}")  # what stands in the policy is what runs
-
-
-def _seed_of(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Silicon decides: measure finalists on a GPU, on the road that `validate` takes."""
+"""Silicon decides: measure finalists on a GPU, by the verb that `validate` uses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import time
 
 from wavealign._extras import require
 from wavealign.masks.block_mask import BlockMask
-from wavealign.order import build_schedule
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import device_of_gpu
 from wavealign.sweep.finalists import Card
-from wavealign.sweep.trial import failed, worker_name
+from wavealign.sweep.trial import failed, plan, worker_name
 
 
 def find_card(*_: object) -> Card:
@@ -25,7 +24,7 @@ def find_card(*_: object) -> Card:
     for module in ("torch", "pynvml"):
         require(module, "gpu", "sweep --gpu")
     rig = find_gpu("sweep --gpu", "; without --gpu the sweep is simulated")
-    return Card(rig.name, device_of_gpu(rig.name) or rig.name, rig.sms, rig.compute_capability)
+    return Card(rig.name, device_of_gpu(rig.name) or rig.name)
 
 
 def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
@@ -45,9 +44,8 @@ def inspect_launch(spec: Launch, mask: BlockMask) -> tuple[Card, int]:
     from wavealign.gpu.measure import sizes_of
     from wavealign.gpu.registry import find_backend
     from wavealign.gpu.rig import CudaRig
-    from wavealign.validation import rows_in_flight
 
-    return card, rows_in_flight(find_backend(spec.kernel), sizes_of(spec, mask), CudaRig())
+    return card, CudaRig().rows_in_flight(find_backend(spec.kernel), sizes_of(spec, mask))
 
 
 def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialRecord]:
@@ -64,22 +62,16 @@ def measure_launch(specs: tuple[Launch, ...], mask: BlockMask) -> list[TrialReco
     from wavealign.gpu.telemetry import Telemetry
 
     start = time.perf_counter()
-    records: dict[str, TrialRecord] = {}
-    planning_ms: dict[str, float] = {}
-    schedules = {}
-    error = ""
+    records: list[TrialRecord] = []
     try:
-        for spec in specs:
-            planning_start = time.perf_counter()
-            schedules[spec.policy] = build_schedule(mask, spec.policy, spec.wave, spec.seed)
-            planning_ms[spec.policy] = (time.perf_counter() - planning_start) * 1e3
+        plans = {spec.policy: plan(spec, mask) for spec in specs}
+        schedules = {policy: schedule for policy, (schedule, _) in plans.items()}
         with Telemetry() as telemetry:
             rows = measure(specs, mask, CudaRig(), telemetry, schedules=schedules)
             for spec, row in zip(specs, rows, strict=True):
                 spent = (time.perf_counter() - start) / len(specs)
-                records[spec.policy] = TrialRecord(
-                    spec, "done", row, None, planning_ms[spec.policy], spent, worker_name()
-                )
+                ms = plans[spec.policy][1]
+                records.append(TrialRecord(spec, "done", row, None, ms, spent, worker_name()))
     except Exception as problem:  # a trial that fails is a result, too
-        error = f"{type(problem).__name__}: {problem}"
-    return [records.get(spec.policy) or failed(spec, error) for spec in specs]
+        records += [failed(spec, problem) for spec in specs[len(records) :]]
+    return records

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.order import parse_policy
+from wavealign.order import DEFAULT_POLICIES, parse_policy
 from wavealign.units import parse_size
 
 OWN_PLACES = ("wave", "seed")
@@ -24,17 +24,10 @@ OWN_PLACES = ("wave", "seed")
 
 DEFAULT = "default"
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "device": ("h100",),
-    "kernel": (DEFAULT,),
-    "l2": (DEFAULT,),
-    "wave": (DEFAULT,),
-    "model": ("full",),
-    "regime": ("single",),
-    "seed": (0,),
-    "heads": ("all",),
-    "head_dim": (128,),
-    "dtype": ("bf16",),
-}
+    "device": ("h100",), "kernel": (DEFAULT,), "l2": (DEFAULT,), "wave": (DEFAULT,),
+    "model": ("full",), "regime": ("single",), "seed": (0,), "heads": ("all",),
+    "head_dim": (128,), "dtype": ("bf16",),
+}  # fmt: skip
 CONDITION_AXES = tuple(_DEFAULTS)
 _WHOLE = {"wave": 1, "seed": 0, "head_dim": 1}  # axes of whole numbers, and the lowest
 
@@ -82,11 +75,8 @@ class Space:
             name: dataclasses.asdict(values) if isinstance(values, Range) else list(values)
             for name, values in self.parameters.items()
         }
-        return {
-            "policies": list(self.policies),
-            "parameters": parameters,
-            "axes": {name: list(self.axes[name]) for name in CONDITION_AXES},
-        }
+        axes = {name: list(self.axes[name]) for name in CONDITION_AXES}
+        return {"policies": list(self.policies), "parameters": parameters, "axes": axes}
 
     def ranges(self) -> list[str]:
         """Names of the parameters that are ranges."""
@@ -166,9 +156,7 @@ def make_space(
                 "in one place."
             )
     merged = {**table, **given}
-    from wavealign.order import DEFAULT_POLICIES
-
-    policies = tuple(_listed(merged.get("policy", list(DEFAULT_POLICIES)), "policy", where))
+    policies = tuple(_listed(merged.pop("policy", DEFAULT_POLICIES), "policy", where))
     for policy in policies:
         if not isinstance(policy, str):
             raise InputError(f"{where}: policy {policy!r} is not a string.")
@@ -176,8 +164,6 @@ def make_space(
     parameters: dict[str, tuple[Value, ...] | Range] = {}
     axes = dict(_DEFAULTS)
     for key, values in merged.items():
-        if key == "policy":
-            continue
         if key in CONDITION_AXES:
             axes[key] = tuple(_axis(key, values, where))
         elif key in named:
@@ -194,21 +180,13 @@ def make_space(
             f"{where}: policy '{template}' names {{{missing[0]}}}, which has no values; add "
             f"{missing[0]} = [...] (parameters here: {', '.join(parameters) or 'none'})."
         )
-    space = Space(policies, parameters, axes)
-    _check_policies(space)
-    return space
-
-
-def _check_policies(space: Space) -> None:
-    """Parse every policy with the ends of its ranges: nothing runs before all are known good."""
     ends = {
         name: (values.low, values.high) if isinstance(values, Range) else values
-        for name, values in space.parameters.items()
+        for name, values in parameters.items()
     }
-    for template in space.policies:
-        names = space.parameters_of(template)
-        for values in itertools.product(*(ends[name] for name in names)):
-            fill(template, dict(zip(names, values, strict=True)), 1, 0)
+    for _ in Space(policies, ends, axes).grid(1, 0):
+        pass  # every policy is parsed: nothing runs before all are known good
+    return Space(policies, parameters, axes)
 
 
 def _places(template: str, where: str = "the space") -> list[str]:
@@ -266,7 +244,7 @@ def _parameter(key: str, values: Any, where: str) -> tuple[Value, ...] | Range:
     for name in values:
         if name not in fields:
             raise InputError(f"{where}: {key}: {unknown_name('key of a range', name, fields)}")
-    numbers = [values.get(name) for name in ("low", "high", "step") if name in values]
+    numbers = [values[name] for name in ("low", "high", "step") if name in values]
     if "low" not in values or "high" not in values or not all(map(_is_number, numbers)):
         raise InputError(f"{where}: {key} is {values!r}; expected numbers low and high.")
     found = Range(**values)

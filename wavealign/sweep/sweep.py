@@ -12,7 +12,7 @@ from wavealign.sweep.conditions import resolve_conditions
 from wavealign.sweep.engines import make_engine
 from wavealign.sweep.gpu_phase import measure_finalists, prepare, require_gpu
 from wavealign.sweep.masks import find_masks
-from wavealign.sweep.run import Stages, run_search
+from wavealign.sweep.run import OnTrial, Stages, run_search
 from wavealign.sweep.search import make_search
 from wavealign.sweep.space import Space
 from wavealign.sweep.store import Store
@@ -59,7 +59,7 @@ def run_sweep(
     *,
     retry_failed: bool = False,
     stages: Stages,
-    on_trial: Callable[[TrialRecord, bool], None] = lambda record, ran: None,
+    on_trial: OnTrial = lambda record, ran: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrialRecord]:
     """Run a sweep, or what is left of one.
@@ -110,7 +110,7 @@ def run_sweep(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine)
-        phase = prepare(engine, baselines, inputs) if sweep.finalists is not None else None
+        phase = prepare(engine, baselines) if sweep.finalists is not None else None
         stack.enter_context(store)
         if retry_failed:
             store.forget_failed()
@@ -118,9 +118,8 @@ def run_sweep(
             with stages(search.total, "simulated"):
                 run_search(search, store, engine, take, sweep.belady)
             if phase is not None and sweep.finalists is not None:
-                measure_finalists(
-                    phase, engine, inputs, store, sweep.objective, sweep.finalists, stages, take
-                )
+                best = sweep.objective, sweep.finalists
+                measure_finalists(phase, engine, store, *best, stages, take)
         except KeyboardInterrupt:
             _export(store, note)
             raise SweepInterruptedError(len(store.records)) from None

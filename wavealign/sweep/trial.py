@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wavealign.masks.block_mask import BlockMask
-from wavealign.order import build_schedule
+from wavealign.order import Schedule, build_schedule
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
@@ -46,28 +46,37 @@ def run_trial(
     """
     start = time.perf_counter()
     planning_ms: float | None = None
-    result, error = None, None
     try:
-        planning_start = time.perf_counter()
-        schedule = build_schedule(mask, spec.policy, spec.wave, spec.seed)
-        planning_ms = (time.perf_counter() - planning_start) * 1e3
+        schedule, planning_ms = plan(spec, mask)
         result = simulate_launch(spec, mask, device, schedule=schedule, belady=belady)
     except Exception as problem:  # a trial that fails is a result, too
-        error = f"{type(problem).__name__}: {problem}"
-    return TrialRecord(
-        spec,
-        "done" if error is None else "failed",
-        result,
-        error,
-        planning_ms,
-        time.perf_counter() - start,
-        worker_name(),
-    )
+        return failed(spec, problem, planning_ms, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return TrialRecord(spec, "done", result, None, planning_ms, seconds, worker_name())
 
 
-def failed(spec: Launch, error: str) -> TrialRecord:
-    """The record of a trial that its worker didn't live to write."""
-    return TrialRecord(spec, "failed", None, error, None, 0.0, worker_name())
+def plan(spec: Launch, mask: BlockMask) -> tuple[Schedule, float]:
+    """A trial's schedule, and the milliseconds that making it took."""
+    start = time.perf_counter()
+    schedule = build_schedule(mask, spec.policy, spec.wave, spec.seed)
+    return schedule, (time.perf_counter() - start) * 1e3
+
+
+def failed(
+    spec: Launch,
+    problem: str | Exception,
+    planning_ms: float | None = None,
+    seconds: float = 0.0,
+) -> TrialRecord:
+    """The record of a trial that failed, or that its worker didn't live to write.
+
+    Args:
+        spec: what was tried.
+        problem: why it failed.
+        planning_ms, seconds: of the record, as far as it came.
+    """
+    error = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
+    return TrialRecord(spec, "failed", None, error, planning_ms, seconds, worker_name())
 
 
 def worker_name() -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from wavealign.masks.block_mask import BlockMask
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sweep.trial import failed, run_trial
+from wavealign.sweep.trial import Inputs, failed, run_trial
 
 MAX_DEATHS = 2
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -37,27 +40,41 @@ class Job:
         return [failed(spec, f"worker died {MAX_DEATHS} times: {why}") for spec in self.specs]
 
 
-class Engine(Protocol):
+class Engine(abc.ABC):
     """Runs jobs; a context manager.
 
     Attributes:
-        slots: workers: jobs that run at the same time.
-        lookahead: jobs worth having in flight beyond those, so that no worker waits for the next.
+        slots: workers: jobs that run at the same time, and as many again are worth having in
+            flight, so that no worker waits for the next.
+        inputs: masks and devices.
     """
 
     slots: int
-    lookahead: int
+    inputs: Inputs
 
+    @abc.abstractmethod
     def __enter__(self) -> Engine: ...
 
+    @abc.abstractmethod
     def __exit__(self, *_: object) -> None:
         """Stop, without waiting for jobs in flight."""
 
+    @abc.abstractmethod
     def submit(self, job: Job) -> None:
         """Start a job."""
 
+    @abc.abstractmethod
     def next(self) -> list[TrialRecord]:
         """The records of the job that ends next; waits for it."""
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that it gives to jobs; None where it can't, and this machine's is meant."""
+        return None
+
+    def on_gpu(self, function: Callable[[Launch, BlockMask], Answer], spec: Launch) -> Answer:
+        """What a function says of a spec and its mask, asked where the GPU is."""
+        return function(spec, self.inputs.masks[spec.mask_digest])
 
 
 def run_job(job: Job, mask: BlockMask, device: DeviceProfile | None) -> list[TrialRecord]:

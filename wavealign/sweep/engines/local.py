@@ -25,14 +25,14 @@ from wavealign.errors import WaveAlignError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.runs.trial import TrialRecord
 from wavealign.sim.devices import DeviceProfile
-from wavealign.sweep.engines.job import Job, run_job
+from wavealign.sweep.engines.job import Engine, Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.trial import Inputs
 
 _ARRAYS: dict[str, type[np.generic]] = {"indptr": np.int64, "indices": np.int32}
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """A pool of processes.
 
     The pool can't say which of the jobs in flight killed a worker, so all of them are suspects.
@@ -44,8 +44,7 @@ class LocalEngine:
     """
 
     def __init__(self, inputs: Inputs, jobs: int, per_process: int | None = None) -> None:
-        self.slots = self.lookahead = jobs
-        self._inputs, self._jobs, self._per_process = inputs, jobs, per_process
+        self.slots, self.inputs, self._per_process = jobs, inputs, per_process
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[Future[list[TrialRecord]], Job] = {}
         self._order = Suspects(self._run, self._running)
@@ -60,7 +59,7 @@ class LocalEngine:
             try:
                 self._masks = {
                     digest: _MappedMask.write(self._folder, mask)
-                    for digest, mask in self._inputs.masks.items()
+                    for digest, mask in self.inputs.masks.items()
                 }
             except OSError as problem:
                 raise WaveAlignError(
@@ -99,16 +98,14 @@ class LocalEngine:
 
     def _run(self, job: Job) -> None:
         if self._pool is None:
+            known = (self._folder, self._masks, dict(self.inputs.devices))
             self._pool = ProcessPoolExecutor(
-                self._jobs,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(self._folder, self._masks, dict(self._inputs.devices)),
+                self.slots, multiprocessing.get_context("spawn"), _start_worker, known,
                 max_tasks_per_child=self._per_process,
-            )
+            )  # fmt: skip
         try:
             with contextlib.ExitStack() as stack:
-                if len(self._pool._processes or {}) < self._jobs:  # a worker may be started
+                if len(self._pool._processes or {}) < self.slots:  # a worker may be started
                     stack.enter_context(_interrupts_ignored())
                 future = self._pool.submit(_work, job)
             self._running[future] = job
@@ -123,9 +120,7 @@ class LocalEngine:
         for future, job in self._running.items():
             if future.done() and future.exception() is None:
                 self._ended.append(future.result())
-                continue
-            records = self._order.died(job, "killed, out of memory, or crashed")
-            if records is not None:
+            elif records := self._order.died(job, "killed, out of memory, or crashed"):
                 self._ended.append(records)
         self._running.clear()
         self._drop_pool(kill=True)
@@ -136,10 +131,9 @@ class LocalEngine:
     def _drop_pool(self, kill: bool) -> None:
         if self._pool is None:
             return
-        # The pool has no public way to end a worker at work (Python 3.14 has kill_workers).
-        workers = list((self._pool._processes or {}).values())
         if kill:
-            for worker in workers:
+            # The pool has no public way to end a worker at work (Python 3.14 has kill_workers).
+            for worker in list((self._pool._processes or {}).values()):
                 worker.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
@@ -161,12 +155,8 @@ class _MappedMask:
             # Not `numpy.save`, which doesn't notice that a disk is full.
             with Path(f"{stem}.{name}").open("wb") as stream:
                 stream.write(getattr(mask, name).data)
-        return cls(
-            stem,
-            mask.shape,
-            (mask.block_q, mask.block_kv),
-            (mask.tokens_q, mask.tokens_kv),
-        )
+        block, tokens = (mask.block_q, mask.block_kv), (mask.tokens_q, mask.tokens_kv)
+        return cls(stem, mask.shape, block, tokens)
 
     def read(self) -> BlockMask:
         indptr, indices = (

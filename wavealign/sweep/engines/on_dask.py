@@ -11,7 +11,7 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError, WaveAlignError
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines.job import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines.job import MAX_DEATHS, Engine, Job, run_job
 from wavealign.sweep.engines.suspects import Suspects
 from wavealign.sweep.trial import Inputs
 
@@ -19,7 +19,7 @@ _SCATTERS = 5
 _NEW_WORKER_S = 60.0
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """Dask's tasks; its scheduler says which of them a worker died with: suspects, all of them.
 
     Args:
@@ -34,8 +34,7 @@ class DaskEngine:
     def __init__(self, inputs: Inputs, jobs: int, address: str | None) -> None:
         self._dask: Any = require("dask", "dask", "--executor dask")
         self._distributed: Any = require("distributed", "dask", "--executor dask")
-        self.slots = self.lookahead = jobs
-        self._inputs, self._address = inputs, address
+        self.slots, self.inputs, self._address = jobs, inputs, address
         self._running: dict[Any, Job] = {}
         self._scattered: dict[str, Any] = {}
         self._order = Suspects(self._run, self._running)
@@ -52,14 +51,9 @@ class DaskEngine:
             if where is None:
                 failures = {"distributed.scheduler.allowed-failures": 0}  # `Suspects` retries
                 stack.enter_context(self._dask.config.set(failures))
-                where = stack.enter_context(
-                    distributed.LocalCluster(
-                        n_workers=self.slots,
-                        threads_per_worker=1,
-                        processes=True,
-                        dashboard_address=None,
-                    )
-                )
+                workers = {"n_workers": self.slots, "threads_per_worker": 1, "processes": True}
+                cluster = distributed.LocalCluster(**workers, dashboard_address=None)
+                where = stack.enter_context(cluster)
             try:
                 self._client = stack.enter_context(distributed.Client(where))
             except OSError as problem:
@@ -69,7 +63,7 @@ class DaskEngine:
                 ) from problem
             if self._address is not None:
                 self._client.wait_for_workers(1)
-                self.slots = self.lookahead = max(1, sum(self._client.nthreads().values()))
+                self.slots = max(1, sum(self._client.nthreads().values()))
             self._completed = distributed.as_completed()
             self._stack = stack.pop_all()
         return self
@@ -84,7 +78,7 @@ class DaskEngine:
 
     def _run(self, job: Job) -> None:
         spec = job.specs[0]
-        device = self._inputs.devices.get(spec.device)
+        device = self.inputs.devices.get(spec.device)
         future = self._client.submit(run_job, job, self._mask(spec.mask_digest), device, pure=False)
         self._running[future] = job
         self._completed.add(future)
@@ -97,22 +91,18 @@ class DaskEngine:
             job = self._running.pop(future)
             try:
                 records: list[TrialRecord] = future.result()
+                return records
             except self._distributed.scheduler.KilledWorker:
-                killed = self._order.died(job, "KilledWorker")
-                if killed is not None:
+                if killed := self._order.died(job, "KilledWorker"):
                     return killed
-                continue
             except CancelledError:
                 # The workers that held its mask, or its result, died before it was fetched. That
                 # isn't this job's doing, unless it happens to it again and again.
-                pass
-            else:
-                return records
-            self._lost[job] += 1
-            if self._lost[job] > 2 * MAX_DEATHS:
-                return job.died("its mask was lost with its workers, again and again")
-            self._scattered.pop(job.specs[0].mask_digest, None)
-            self._run(job)
+                self._lost[job] += 1
+                if self._lost[job] > 2 * MAX_DEATHS:
+                    return job.died("its mask was lost with its workers, again and again")
+                self._scattered.pop(job.specs[0].mask_digest, None)
+                self._run(job)
 
     def _mask(self, digest: str) -> Any:
         held = self._scattered.get(digest)
@@ -125,7 +115,7 @@ class DaskEngine:
         for _ in range(_SCATTERS):
             try:
                 self._client.wait_for_workers(1, timeout=_NEW_WORKER_S)
-                return self._client.scatter(self._inputs.masks[digest], broadcast=True, hash=False)
+                return self._client.scatter(self.inputs.masks[digest], broadcast=True, hash=False)
             except OSError as problem:  # CommClosedError and TimeoutError are
                 last = problem
         raise WaveAlignError(

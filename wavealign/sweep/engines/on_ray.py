@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from wavealign._extras import require
 from wavealign.errors import MissingCapabilityError
+from wavealign.masks.block_mask import BlockMask
 from wavealign.runs.launch import Launch
 from wavealign.runs.trial import TrialRecord
-from wavealign.sweep.engines.job import MAX_DEATHS, Job, run_job
+from wavealign.sweep.engines.job import MAX_DEATHS, Answer, Engine, Job, run_job
 from wavealign.sweep.trial import Inputs
 
-Answer = TypeVar("Answer")
 
-
-class RayEngine:
+class RayEngine(Engine):
     """Ray's tasks; Ray runs one again whose worker died.
 
     Args:
@@ -30,20 +29,16 @@ class RayEngine:
 
     def __init__(self, inputs: Inputs, jobs: int, address: str | None) -> None:
         self._ray: Any = require("ray", "ray", "--executor ray")
-        self.slots = self.lookahead = jobs
-        self._inputs, self._address = inputs, address or os.environ.get("RAY_ADDRESS")
+        self.slots, self.inputs = jobs, inputs
+        self._address = address or os.environ.get("RAY_ADDRESS")
         self._running: dict[Any, Job] = {}
 
     def __enter__(self) -> RayEngine:
         ray = self._ray
         if self._address is None:
             # Not the default address, which is that of any cluster this machine happens to run.
-            ray.init(
-                address="local",
-                num_cpus=self.slots,
-                include_dashboard=False,
-                log_to_driver=False,
-            )
+            local = {"address": "local", "num_cpus": self.slots, "include_dashboard": False}
+            ray.init(**local, log_to_driver=False)
         else:
             try:
                 ray.init(address=self._address, log_to_driver=False)
@@ -53,10 +48,10 @@ class RayEngine:
                     "one with `ray start --head`. A cluster that wants a token wants the same "
                     "RAY_AUTH_TOKEN here."
                 ) from problem
-            self.slots = self.lookahead = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            self.slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task = ray.remote(max_retries=MAX_DEATHS - 1)(run_job)
-        self._masks = {digest: ray.put(mask) for digest, mask in self._inputs.masks.items()}
-        self._devices = {name: ray.put(device) for name, device in self._inputs.devices.items()}
+        self._masks = {digest: ray.put(mask) for digest, mask in self.inputs.masks.items()}
+        self._devices = {name: ray.put(device) for name, device in self.inputs.devices.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,11 +61,11 @@ class RayEngine:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
+        """Those of the cluster."""
         return int(self._ray.cluster_resources().get("GPU", 0))
 
-    def on_gpu(self, function: Callable[..., Answer], spec: Launch) -> Answer:
-        """What a function says of a spec and its mask, asked where a GPU is."""
+    def on_gpu(self, function: Callable[[Launch, BlockMask], Answer], spec: Launch) -> Answer:
+        """See `Engine.on_gpu`: on a node that has one."""
         task = self._ray.remote(num_gpus=1)(function)
         try:
             answer: Answer = self._ray.get(task.remote(spec, self._masks[spec.mask_digest]))
