@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from wavealign.runs.trial import TrialRecord
     from wavealign.sweep.store import read_trials
 
+_HOMES = {
+    "wavealign.runs.launch": ("Launch",),
+    "wavealign.runs.trial": ("TrialRecord",),
+    "wavealign.runs.folder": ("read_manifest",),
+    "wavealign.sweep.store": ("read_trials",),
+}
+
 __all__ = ["Launch", "TrialRecord", "read_manifest", "read_trials"]
 
 SEARCHES = ("grid", "random", "tpe")
 EXECUTORS = ("local", "ray", "dask")
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "Launch": "wavealign.runs.launch",
-        "TrialRecord": "wavealign.runs.trial",
-        "read_manifest": "wavealign.runs.folder",
-        "read_trials": "wavealign.sweep.store",
-    },
-)
+__getattr__ = lazy_names(__name__, _HOMES)
