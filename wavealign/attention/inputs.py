@@ -63,6 +63,9 @@ class Sequences(Inputs):
     def check(cls, q: Tensor, k: Tensor, v: Tensor, layout: str) -> Sequences:
         """From what a caller gave.
 
+        Args:
+            q, k, v, layout: see `attend`.
+
         Raises:
             InputError: what is wrong with it, and what was expected.
         """

@@ -112,7 +112,11 @@ class Buffers:
         seed: int,
         layout: ListLayout,
     ) -> Planner:
-        """The planner of these arguments, made on first use."""
+        """The planner of these arguments, made on first use.
+
+        Args:
+            shape, device, wave, seed, layout: see `Planner`.
+        """
         key = (shape, device, wave, seed, layout)
         if key not in self._planners:
             if len(self._planners) >= _MOST_PLANNERS:
@@ -197,13 +201,23 @@ class Prepared:
     def plan(
         self, heads: Tensor, planner: Planner, *, uses: float = 1.0, calls: int | None = None
     ) -> Plan:
-        """Decide if there is a guard (see `decide`), and plan."""
+        """Decide if there is a guard, and plan.
+
+        Args:
+            heads, planner, uses, calls: see `decide`.
+        """
         decides = self.guard is not None
         decision = self.decide(heads, planner, uses=uses, calls=calls) if decides else None
         return self.decided(heads, planner, decision)
 
     def decided(self, heads: Tensor, planner: Planner, decision: Decision | None) -> Plan:
-        """Plan by a decision, or by the policy that was asked for."""
+        """Plan by a decision, or by the policy that was asked for.
+
+        Args:
+            heads: the mask ``[H, M, N]``.
+            planner: makes the lists.
+            decision: the guard's; None for the policy that was asked for.
+        """
         policies = self.terms.policy if decision is None else decision.policies
         return Plan(planner(heads, policies), self.sizes, self.backend, decision)
 

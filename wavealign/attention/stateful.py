@@ -33,6 +33,9 @@ class Reuse:
             of either) the next call decides anew. The overlap is taken 1, 2, 4, ... calls after a
             decision and read when the device has it, one call late: nothing waits for it.
 
+    Raises:
+        InputError: no call, or an overlap outside 0 to 1.
+
     Example:
         >>> import wavealign as wa
         >>> site = wa.Attention("h200", wa.Reuse(calls=10, min_overlap=0.9), backend="reference")
@@ -158,7 +161,11 @@ class Attention:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask, *, return_lse: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of one step; see `attend`."""
+        """Attention of one step.
+
+        Args:
+            q, k, v, mask, return_lse: see `attend`.
+        """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
         plan = self._plan(sequences, mask)

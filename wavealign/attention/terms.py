@@ -54,7 +54,11 @@ class Terms:
     def guard(
         self, backend: Backend, sizes: Sizes, regime: str, close_frac: float | None = None
     ) -> Guard:
-        """A guard for launches of these sizes; the others as of `CostModel.make` and `Guard`.
+        """A guard for launches of these sizes.
+
+        Args:
+            backend, sizes: of the launches.
+            regime, close_frac: see `CostModel.make` and `Guard`.
 
         Raises:
             InputError: no profile for this GPU, and none given.

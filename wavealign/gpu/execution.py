@@ -59,7 +59,12 @@ class Execution:
 
     @classmethod
     def of(cls, backend: Backend, sizes: Sizes, schedule: Schedule, inputs: Inputs) -> Execution:
-        """Of a schedule that lies on the host."""
+        """Of a schedule that lies on the host.
+
+        Args:
+            backend, sizes, inputs: of the launch.
+            schedule: of all its heads.
+        """
         layout = backend.capabilities.layout_for(sizes)
         return cls(backend, sizes, DeviceSchedule.of(schedule, layout, inputs.q.device), inputs)
 

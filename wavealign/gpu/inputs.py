@@ -28,7 +28,16 @@ class Inputs:
 
     @classmethod
     def random(cls, sizes: Sizes, device: str | torch.device, seed: int = 0) -> Inputs:
-        """Standard normal elements, the same for the same seed and device kind."""
+        """Standard normal elements, the same for the same seed and device kind.
+
+        Args:
+            sizes: of the launch, its dtype one of `DTYPES`.
+            device: where they are drawn.
+            seed: of the generator.
+
+        Raises:
+            InputError: another dtype.
+        """
         if sizes.dtype not in DTYPES:
             raise InputError(f"dtype '{sizes.dtype}'; expected {' or '.join(DTYPES)}.")
         generator = torch.Generator(device).manual_seed(seed)

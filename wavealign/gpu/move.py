@@ -31,7 +31,14 @@ def gather_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) ->
 
 
 def scatter_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
-    """The inverse of `gather_blocks`: ``[B, M * block, H, D]`` to ``[B, tokens, H, D]``."""
+    """The inverse of `gather_blocks`.
+
+    Args:
+        source: ``[B, M * block, H, D]`` in launch order.
+        row_order: slot → query block ``[H, M]``.
+        block: tokens.
+        out: ``[B, tokens, H, D]``.
+    """
     if source.is_cuda:
         from wavealign.gpu._triton_kernels import move_blocks
 
@@ -43,7 +50,13 @@ def scatter_blocks(source: Tensor, row_order: Tensor, block: int, out: Tensor) -
 
 
 def scatter_lse(source: Tensor, row_order: Tensor, block: int, out: Tensor) -> None:
-    """Bring log-sum-exps back: ``[B, H, M * block]`` in launch order to ``[B, H, tokens]``."""
+    """Bring log-sum-exps back.
+
+    Args:
+        source: ``[B, H, M * block]`` in launch order.
+        row_order, block: see `scatter_blocks`.
+        out: ``[B, H, tokens]``.
+    """
     blocks = source.unflatten(2, (-1, block))
     moved = torch.empty_like(blocks)
     moved[:, _heads(row_order), row_order.long()] = blocks

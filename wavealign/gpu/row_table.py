@@ -48,6 +48,9 @@ class TritonRows(Backend):
     def trace(self, sizes: Sizes, lists: DeviceSchedule, inputs: Inputs) -> Tensor:
         """Run once and say when and where each CTA ran.
 
+        Args:
+            sizes, lists, inputs: see `Backend.bind`.
+
         Returns:
             int64 ``[B * H * M, 3]`` in launch order: start and end in ns of the GPU's timer, and
             the SM's number. Tracing slows the kernel.

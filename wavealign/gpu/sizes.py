@@ -45,7 +45,12 @@ class Sizes:
         head_dim: int = 128,
         dtype: str = "bf16",
     ) -> Sizes:
-        """Of a launch of all heads of a mask, the same mask for every sequence."""
+        """Of a launch of all heads of a mask, the same mask for every sequence.
+
+        Args:
+            mask: of the heads.
+            batch, kv_heads, head_dim, dtype: see `Sizes`.
+        """
         return cls(
             mask.H, mask.M, mask.N, mask.block_q, mask.block_kv, mask.tokens_q, mask.tokens_kv,
             batch=batch, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,

@@ -86,7 +86,13 @@ def time_single(
 
 
 def time_call(run: Callable[[], object], rig: Rig, repeats: int = 5) -> float:
-    """Median ms of a call, after one to warm up."""
+    """Median ms of a call, after one to warm up.
+
+    Args:
+        run: starts it.
+        rig: of the device that runs it.
+        repeats: calls that are timed.
+    """
     run()
     return statistics.median(rig.time_ms(run) for _ in range(repeats))
 

@@ -50,7 +50,12 @@ def record_trace(
 def write_traces(
     path: Path, backend: TritonRows, sizes: Sizes, schedules: Sequence[Schedule], seed: int
 ) -> None:
-    """Traces of several schedules: npz of `TRACE_SCHEMA` with an array a policy."""
+    """Traces of several schedules: npz of `TRACE_SCHEMA` with an array a policy.
+
+    Args:
+        path: of the file; its folder is made.
+        backend, sizes, schedules, seed: see `record_trace`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     traces = {s.policy: record_trace(backend, sizes, s, seed) for s in schedules}
     save_npz(path, {"schema": TRACE_SCHEMA, **traces})

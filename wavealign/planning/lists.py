@@ -82,7 +82,13 @@ class DeviceSchedule:
     def full(
         cls, shape: tuple[int, int, int], layout: ListLayout, device: str | torch.device
     ) -> DeviceSchedule:
-        """Every K/V block of every row ``[H, M, N]``, as they come: all rows read one list."""
+        """Every K/V block of every row, as they come: all rows read one list.
+
+        Args:
+            shape: ``(H, M, N)``.
+            layout: how the kernel reads lists.
+            device: of the lists.
+        """
         H, M, N = shape
         every = torch.arange(N, dtype=torch.int32, device=device)
         every = every.roll(1) if layout.ragged_kv_first else every

@@ -31,7 +31,12 @@ class Rows:
 
 
 def row_order(name: str, inside_waves: bool, rows: Rows) -> Tensor:
-    """The row order of this name; with `inside_waves` its waves are sorted by NNZ.
+    """The row order of this name.
+
+    Args:
+        name: one of `ROW_ORDERS`.
+        inside_waves: sort its waves by NNZ.
+        rows: what is ordered.
 
     Raises:
         InputError: no such name.
@@ -54,9 +59,12 @@ def by_nnz(counts: Tensor) -> Tensor:
 
 
 def by_nnz_inside_waves(order: Tensor, counts: Tensor, wave: int) -> Tensor:
-    """Cut `order` into waves of `wave` slots and sort each by NNZ, descending.
+    """Cut an order into waves and sort each by NNZ, descending; equal rows keep their place.
 
-    Equal rows keep their place in `order`.
+    Args:
+        order: slot → query block ``[H, M]``.
+        counts: K/V blocks that query blocks keep ``[H, M]``.
+        wave: slots.
     """
     length = counts.gather(-1, order).long()
     span = 2**31  # more than any row keeps

@@ -75,7 +75,14 @@ def write_lists(
 
 
 def write_places(mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor) -> None:
-    """Write each row's places in the head's K/V order, ascending: int32 ``[H, M, width]``."""
+    """Write each row's places in the head's K/V order, ascending.
+
+    Args:
+        mask: bool ``[H, M, N]``.
+        counts: K/V blocks that each row keeps ``[H, M]``.
+        kv_orders: place → K/V block ``[H, N]``.
+        out: int32 ``[H, M, width]``.
+    """
     if out.is_cuda:
         from wavealign.planning._list_kernels import launch_places
 

@@ -43,7 +43,13 @@ class Planners:
     def lists(
         self, keep: torch.Tensor, prepared: Prepared, policies: tuple[str, ...]
     ) -> DeviceSchedule:
-        """Lists of a mask for kernels with a row table, valid until the next call."""
+        """Lists of a mask for kernels with a row table, valid until the next call.
+
+        Args:
+            keep: the mask, bool ``[masks, H, M, N]``.
+            prepared: backend and terms.
+            policies: a head's each.
+        """
         return prepared.planner(self._buffers, ListLayout())(keep.flatten(0, 1), policies)
 
 
