@@ -103,6 +103,58 @@ def test_flex_compiles_more_shapes_than_torch_does_by_default():
         check_launch(launch, reference_attention(mask, inputs), f"{N} blocks")
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "lies", ["rows of 130", "off by 2 bytes", "a batch of stride 1", "expanded"]
+)
+def test_tensors_may_lie_as_they_like(name, lies):
+    """Tensor descriptors take addresses and strides of 16 bytes; K of others is copied."""
+    import torch
+
+    import wavealign
+    from wavealign.gpu.importance import attend_with_importance
+
+    block = usable(name).capabilities.blocks[0]
+    q, k, v = torch.randn(3, 1, 256, 2, 128, device="cuda").bfloat16()
+    if lies == "rows of 130":
+        there = torch.nn.functional.pad(k, (0, 2))[..., :128]
+    elif lies == "off by 2 bytes":
+        there = torch.nn.functional.pad(k.flatten(), (1, 0))[1:].view(k.shape)
+    elif lies == "a batch of stride 1":
+        there = k.as_strided(k.shape, (1, *k.stride()[1:]))
+    else:
+        there = k = k[:, :, :1].expand(k.shape)
+    bits = torch.ones(2, *(256 // n for n in block), dtype=torch.bool, device="cuda").tril()
+    options = {"backend": name, "policy": "nnz", "layout": "bshd", "block": block}
+    wanted = wavealign.attend(q, k.contiguous(), v, bits, **options)
+    assert torch.equal(wavealign.attend(q, there, v, bits, **options), wanted)
+    wanted = attend_with_importance(q, k.contiguous(), v, candidates=bits, block=block)
+    found = attend_with_importance(q, there, v, candidates=bits, block=block)
+    assert torch.equal(found.out, wanted.out)
+    assert torch.equal(found.weights, wanted.weights)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_kernels_run_on_the_device_of_their_tensors(name):
+    import torch
+
+    import wavealign
+    from wavealign.gpu.importance import attend_with_importance
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs; tests/gpu/test_launch_sites.py reads the source")
+    block, outs = usable(name).capabilities.blocks[0], []
+    for device in ("cuda:0", "cuda:1"):
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = torch.randn(3, 1, 2, 256, 128, generator=generator).bfloat16().to(device)
+        bits = torch.ones(2, *(256 // n for n in block), dtype=torch.bool, device=device).tril()
+        site = wavealign.Attention(policy="nnz", backend=name, block=block)
+        out = site(q, k, v, bits), *vars(attend_with_importance(q, k, v)).values()
+        outs.append([t.cpu() for t in out if t is not None])
+        assert torch.cuda.current_device() == 0
+    assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
+
+
 def test_the_checks_notice_a_wrong_kernel():
     """Lists with a block exchanged for another are caught by the reference and by the poke."""
     import torch

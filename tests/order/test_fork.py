@@ -12,6 +12,7 @@ FORK = """
 import os, sys, threading, time
 import numpy as np
 import wavealign
+import wavealign.order.graphs as graphs
 from threadpoolctl import threadpool_info
 from wavealign.order.blas import single_threaded_blas
 
@@ -32,7 +33,7 @@ if sys.argv[1] == "inside":  # another thread computes an order when the process
     entered, leave = threading.Event(), threading.Event()
 
     def compute():
-        with single_threaded_blas:
+        with single_threaded_blas, graphs._metis_lock:
             entered.set()
             leave.wait()
 
@@ -40,7 +41,8 @@ if sys.argv[1] == "inside":  # another thread computes an order when the process
     entered.wait()
 child = os.fork()
 if child == 0:
-    same = reads() == before and blas_threads() == threads
+    same = graphs._metis_lock.acquire(timeout=10)
+    same = same and reads() == before and blas_threads() == threads
     os._exit(0 if same else 3)
 end = time.monotonic() + 60
 while time.monotonic() < end:

@@ -10,25 +10,26 @@ from wavealign.gpu.registry import PREFERRED, registered
 from wavealign.gpu.sizes import Sizes
 
 
-def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
+def choose_backend(name: str, sizes: Sizes, device: str | torch.device) -> Backend:
     """The backend of this name, or the first that fits.
 
     Args:
         name: ``"auto"`` (`PREFERRED` in turn), or a backend.
         sizes: of the call.
-        device: ``"cuda"`` or ``"cpu"``.
+        device: of the tensors.
 
     Raises:
         InputError: an unknown name, or sizes that the backend would compute wrongly.
         MissingCapabilityError: no GPU, or nothing installed that fits, with every reason.
     """
     candidates = [registered(known) for known in (PREFERRED if name == "auto" else (name,))]
-    if device != "cuda" and not all(b.capabilities.anywhere for b in candidates):
+    on_gpu = torch.device(device).type == "cuda"
+    if not on_gpu and not all(b.capabilities.anywhere for b in candidates):
         raise MissingCapabilityError(
             f"backend '{name}' needs q, k and v on an NVIDIA GPU, they are on {device}; "
             "backend='reference' computes the same anywhere, slowly."
         )
-    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
     reasons = []
     for backend in candidates:
         if missing := backend.missing():
@@ -43,7 +44,7 @@ def choose_backend(name: str, sizes: Sizes, device: str) -> Backend:
 
 
 def rows_in_flight(backend: Backend, sizes: Sizes) -> int | None:
-    """W of a backend on this GPU; None for one that needs none (the profile's W then)."""
+    """W of a backend on the current GPU; None for one that needs none (the profile's W then)."""
     if backend.capabilities.anywhere:
         return None
     processors = torch.cuda.get_device_properties().multi_processor_count

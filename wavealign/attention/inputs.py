@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.gpu.inputs import DTYPES, Inputs
+from wavealign.gpu.inputs import DTYPES, Inputs, refuse_derivatives
 from wavealign.gpu.sizes import Sizes
 from wavealign.masks.block_mask import BlockMask
 from wavealign.planning.masks import dense_mask
@@ -84,11 +84,7 @@ class Sequences(Inputs):
                     f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}; "
                     "expected the same."
                 )
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise InputError(
-                    f"{name} requires a gradient, and there is no backward pass; call it inside "
-                    "torch.no_grad() or torch.inference_mode(), or detach it."
-                )
+            refuse_derivatives(name, tensor)
         q, k, v = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v))
         B, _, H, D = q.shape
         if k.shape != v.shape:

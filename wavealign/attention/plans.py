@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign._devices import on_device
 from wavealign.attention.backends import choose_backend
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.terms import Terms
@@ -80,9 +81,7 @@ class Plan:
             raise InputError(
                 f"backend='{backend}', but the plan is for '{name}'; plan for the other."
             )
-        return dataclasses.replace(
-            self, sizes=sizes, backend=choose_backend(name, sizes, device.type)
-        )
+        return dataclasses.replace(self, sizes=sizes, backend=choose_backend(name, sizes, device))
 
     def attend(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Attention of sequences of these sizes.
@@ -154,7 +153,8 @@ class Prepared:
     @functools.cached_property
     def wave(self) -> int:
         """Rows in flight that schedules are made for."""
-        return self.terms.wave(self.backend, self.sizes)
+        with on_device(self.device):
+            return self.terms.wave(self.backend, self.sizes)
 
     def planner(self, buffers: Buffers | None = None, layout: ListLayout | None = None) -> Planner:
         """A planner for masks of these sizes.
@@ -241,9 +241,10 @@ def prepare(
         InputError: sizes that the backend doesn't take, or no profile for this GPU.
         MissingCapabilityError: no backend can run here, with the reasons.
     """
-    backend = choose_backend(terms.backend, sizes, device.type)
+    backend = choose_backend(terms.backend, sizes, device)
     decides = terms.policy == "auto"
-    guard = terms.guard(backend, sizes, regime, close_frac) if decides else None
+    with on_device(device):
+        guard = terms.guard(backend, sizes, regime, close_frac) if decides else None
     return Prepared(terms, sizes, device, backend, guard)
 
 

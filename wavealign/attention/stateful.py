@@ -249,4 +249,4 @@ class Attention:
             state.overlap = torch.empty((), device="cpu", pin_memory=True)
         state.overlap.copy_(overlap, non_blocking=True)
         state.overlap_event = torch.cuda.Event()
-        state.overlap_event.record()
+        state.overlap_event.record(torch.cuda.current_stream(heads.device))

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from wavealign._devices import on_device
 from wavealign.gpu._hopper_pipeline_kernels import consume, produce
 
 
@@ -200,16 +201,17 @@ def attend_rows_hopper(
     batch, tokens_q, heads, dim = q.shape
     tokens_kv = k.shape[1]
     shape = CTA_SHAPES[block_q]
-    _attend_rows[(table.shape[1], heads, batch)](
-        _tiles(q, block_q // shape.consumers), _tiles(k, block_kv), _tiles(v, block_kv),
-        out, lse, table, counts, starts, indices, lse if record is None else record,
-        *(lse if t is None else t for t in wanted), statistics.width, statistics.every,
-        *out.stride()[:3], tokens_q, tokens_kv, heads, heads // k.shape[2],
-        counts.shape[1], scale_log2,
-        D=dim, BLOCK_Q=block_q, BLOCK_KV=block_kv, K_STAGES=shape.k_stages,
-        V_STAGES=shape.v_stages, CONSUMERS=shape.consumers, PIN=shape.pin,
-        RAGGED=tokens_kv % block_kv != 0, TRACE=record is not None,
-        SUMS=wanted[0] is not None, ENTROPY=wanted[1] is not None, DISTANCE=wanted[2] is not None,
-        SAMPLED=statistics.every > 1,
-        **shape.launch_options,
-    )  # fmt: skip
+    with on_device(q):
+        _attend_rows[(table.shape[1], heads, batch)](
+            _tiles(q, block_q // shape.consumers), _tiles(k, block_kv), _tiles(v, block_kv),
+            out, lse, table, counts, starts, indices, lse if record is None else record,
+            *(lse if t is None else t for t in wanted), statistics.width, statistics.every,
+            *out.stride()[:3], tokens_q, tokens_kv, heads, heads // k.shape[2],
+            counts.shape[1], scale_log2,
+            D=dim, BLOCK_Q=block_q, BLOCK_KV=block_kv, K_STAGES=shape.k_stages,
+            V_STAGES=shape.v_stages, CONSUMERS=shape.consumers, PIN=shape.pin,
+            RAGGED=tokens_kv % block_kv != 0, TRACE=record is not None,
+            SUMS=wanted[0] is not None, ENTROPY=wanted[1] is not None,
+            DISTANCE=wanted[2] is not None, SAMPLED=statistics.every > 1,
+            **shape.launch_options,
+        )  # fmt: skip

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wavealign._devices import on_device
+
 
 @triton.jit
 def attend_rows(
@@ -126,10 +128,11 @@ def move_blocks(
     H, M = row_order.shape
     B, D = source.shape[0], source.shape[3]
     tokens = (source if gather else out).shape[1]
-    _move[(M, H, B)](
-        source, out, row_order, tokens, M, H,
-        D=D, D_PADDED=triton.next_power_of_2(D), BLOCK=block, GATHER=gather,
-    )  # fmt: skip
+    with on_device(source):
+        _move[(M, H, B)](
+            source, out, row_order, tokens, M, H,
+            D=D, D_PADDED=triton.next_power_of_2(D), BLOCK=block, GATHER=gather,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -143,7 +146,8 @@ def stream_read(source: Tensor, sums: Tensor) -> None:
 
     `sums` takes a float32 for each 8192 elements; the length of `source` is a multiple of that.
     """
-    _stream_read[(source.numel() // STREAM_CHUNK,)](source, sums, CHUNK=STREAM_CHUNK)
+    with on_device(source):
+        _stream_read[(source.numel() // STREAM_CHUNK,)](source, sums, CHUNK=STREAM_CHUNK)
 
 
 STREAM_CHUNK = 8192

@@ -25,7 +25,8 @@ class BoundKernel:
     """A kernel with its arguments.
 
     Attributes:
-        launch: starts it on the current stream and returns output ``[B, tokens, H, D]`` and
+        launch: starts it on the current stream of the current GPU, which has to be that of its
+            tensors (`wavealign._devices.on_device`), and returns output ``[B, tokens, H, D]`` and
             log-sum-exp (natural logarithm) ``[B, H, tokens]``, rows as launched.
         buffers: where it writes, if that is fixed; empty where each launch allocates.
     """

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wavealign._blocks import fold_columns
 from wavealign.errors import WaveAlignError
 from wavealign.gpu.execution import Execution
 from wavealign.masks.block_mask import BlockMask
@@ -17,6 +18,9 @@ from wavealign.masks.block_mask import BlockMask
 # bf16 operands leave 2^-9 per rounding of P and of O; fp16 an eighth of that.
 _TOLERANCE_FRAC = {"bf16": 8e-3, "fp16": 1.5e-3}
 _LSE_TOLERANCE = 2e-3
+# A row whose values cancel keeps the rounding of what cancelled: its error is measured by no less
+# than this share of its head's root mean square.
+_LEAST_SCALE_FRAC = 1 / 16
 
 
 class WrongResultError(WaveAlignError, RuntimeError):
@@ -30,10 +34,15 @@ class Verdict:
     Attributes:
         error_frac: ``|out - reference| / |reference|``, Frobenius norms.
         lse_error: largest difference of a log-sum-exp.
+        row_error_frac: the same as `error_frac` of the row that is worst, by which a launch is
+            judged; of no less than a sixteenth of its head's root mean square.
+        worst_row: its sequence, head and query block.
     """
 
     error_frac: float
     lse_error: float
+    row_error_frac: float
+    worst_row: tuple[int, int, int]
 
 
 def check_launch(launch: Execution, reference: tuple[Tensor, Tensor], label: str) -> Verdict:
@@ -45,14 +54,17 @@ def check_launch(launch: Execution, reference: tuple[Tensor, Tensor], label: str
         label: for messages.
 
     Raises:
-        WrongResultError: elements that weren't written, or an error beyond rounding.
+        WrongResultError: elements that weren't written, or a row with an error beyond rounding.
     """
     _poison(launch)
     out, lse = launch.attend()
     wanted, wanted_lse = reference
     if unwritten := int(torch.isnan(out).sum()):
         raise WrongResultError(f"{label}: {unwritten} elements of the output are NaN or unwritten.")
-    error_frac = _relative_error(out, wanted)
+    error_frac, rows = _relative_errors(out, wanted, launch.sizes.block_q)
+    worst = int(rows.argmax())
+    b, h, i = (int(axis) for axis in np.unravel_index(worst, rows.shape))
+    row_error_frac = float(rows[b, h, i])
     empty = torch.isneginf(wanted_lse)
     if not torch.equal(torch.isneginf(lse), empty):
         raise WrongResultError(f"{label}: LSE is -inf in other rows than those without blocks.")
@@ -60,12 +72,13 @@ def check_launch(launch: Execution, reference: tuple[Tensor, Tensor], label: str
     lse_error = float(difference.max()) if difference.numel() else 0.0
     dtype = launch.sizes.dtype
     limit = _TOLERANCE_FRAC[dtype]
-    if not error_frac <= limit or not lse_error <= _LSE_TOLERANCE:
+    if not row_error_frac <= limit or not lse_error <= _LSE_TOLERANCE:
         raise WrongResultError(
-            f"{label}: relative error {error_frac:.2e} (at most {limit:.0e} for {dtype}), "
+            f"{label}: relative error {row_error_frac:.2e} in query block {i} of head {h}, "
+            f"sequence {b} (at most {limit:.0e} for {dtype}), {error_frac:.2e} overall, "
             f"LSE off by {lse_error:.2e} (at most {_LSE_TOLERANCE:.0e})."
         )
-    return Verdict(error_frac, lse_error)
+    return Verdict(error_frac, lse_error, row_error_frac, (b, h, i))
 
 
 def check_poke(launch: Execution, mask: BlockMask, label: str) -> None:
@@ -113,12 +126,21 @@ def _poison(launch: Execution) -> None:
         del trap
 
 
-def _relative_error(out: Tensor, wanted: Tensor) -> float:
-    """By sequence and head in turn, so that no second float32 copy of the output is made."""
-    squares = norm = 0.0
-    for b in range(out.shape[0]):
-        for h in range(out.shape[2]):
+def _relative_errors(out: Tensor, wanted: Tensor, block: int) -> tuple[float, Tensor]:
+    """Overall, and of each row, ``[B, H, M]``.
+
+    By sequence and head in turn, so that no second float32 copy of the output is made.
+    """
+    B, tokens, H, _ = out.shape
+    lengths = fold_columns(wanted.new_ones(tokens, dtype=torch.float64), block)
+    squares = wanted.new_empty(2, B, H, len(lengths), dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
             difference = out[b, :, h].float() - wanted[b, :, h]
-            squares += float(difference.square().sum(dtype=torch.float64))
-            norm += float(wanted[b, :, h].square().sum(dtype=torch.float64))
-    return math.sqrt(squares / norm) if norm else math.sqrt(squares)
+            for kind, values in enumerate((difference, wanted[b, :, h])):
+                of_tokens = values.square().sum(-1, dtype=torch.float64)
+                squares[kind, b, h] = fold_columns(of_tokens, block)
+    (wrong, norm), whole = squares, squares.sum((1, 2, 3)).tolist()
+    least = _LEAST_SCALE_FRAC**2 * norm.sum(-1, keepdim=True) / tokens * lengths
+    rows = torch.where(wrong == 0, 0.0, wrong / torch.maximum(norm, least)).sqrt().cpu()
+    return math.sqrt(whole[0] / whole[1]) if whole[1] else math.sqrt(whole[0]), rows

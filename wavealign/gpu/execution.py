@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wavealign._devices import on_device
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.inputs import Inputs
@@ -46,15 +47,16 @@ class Execution:
             raise InputError(f"lists for {lists.layout}; backend '{backend.name}' reads {wanted}.")
         self.backend, self.sizes, self.lists, self.inputs = backend, sizes, lists, inputs
         self.moves_rows = wanted.gathers
-        arranged = inputs.arranged(backend.takes_strides() and not self.moves_rows)
-        if sizes.masks == 1:
-            self._parts = [_Part(backend, sizes, lists, arranged)]
-        else:
-            one, H = sizes.one_sequence(), sizes.H
-            self._parts = [
-                _Part(backend, one, lists.heads(b * H, H), arranged.sequence(b))
-                for b in range(sizes.masks)
-            ]
+        with on_device(inputs.q):
+            arranged = inputs.arranged(backend.takes_strides() and not self.moves_rows)
+            if sizes.masks == 1:
+                self._parts = [_Part(backend, sizes, lists, arranged)]
+            else:
+                one, H = sizes.one_sequence(), sizes.H
+                self._parts = [
+                    _Part(backend, one, lists.heads(b * H, H), arranged.sequence(b))
+                    for b in range(sizes.masks)
+                ]
         self.buffers = tuple(buffer for part in self._parts for buffer in part.kernel.buffers)
 
     @classmethod
@@ -79,8 +81,9 @@ class Execution:
 
     def run(self) -> None:
         """Start the kernel alone."""
-        for part in self._parts:
-            part.result = part.kernel.launch()
+        with on_device(self.inputs.q):
+            for part in self._parts:
+                part.result = part.kernel.launch()
 
     def scatter(self) -> tuple[Tensor, Tensor]:
         """The last run's output ``[B, tokens_q, H, D]`` and LSE ``[B, H, tokens_q]``, in order."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from wavealign.errors import InputError
 from wavealign.gpu.sizes import Sizes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ALIGNED_BYTES = 16  # of addresses and steps in the hardware's tensor descriptors; a power of 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,44 @@ class Inputs:
         return Inputs(*(t[b : b + 1] for t in (self.q, self.k, self.v)))
 
     def arranged(self, strided: bool) -> Inputs:
-        """Contiguous, or with D contiguous where other strides are welcome; copies if it must."""
+        """Contiguous, or as `laid_out` where other strides are welcome."""
         tensors = (self.q, self.k, self.v)
-        return Inputs(*(t if strided and t.stride(-1) == 1 else t.contiguous() for t in tensors))
+        return Inputs(*(laid_out(t if strided else t.contiguous()) for t in tensors))
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy where a kernel couldn't read it in place.
+
+    Its last axis has to be contiguous, its address and all other strides multiples of 16 bytes:
+    those of axes of size 1 too, for which torch calls any stride contiguous.
+    """
+    bits, size = tensor.data_ptr(), tensor.element_size()
+    *strides, last = tensor.stride()
+    for stride in strides:
+        bits |= stride * size
+    if last == 1 and bits % _ALIGNED_BYTES == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def differentiated(tensor: Tensor) -> bool:
+    """Whether somebody wants derivatives by it, backwards, forwards or by torch.func."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def refuse_derivatives(name: str, tensor: Tensor) -> None:
+    """Raise for a tensor whose derivative would be lost on the way.
+
+    Raises:
+        InputError: it requires a gradient, or carries a tangent.
+    """
+    if differentiated(tensor):
+        raise InputError(
+            f"{name} requires a gradient or carries a tangent, and there is no backward pass and "
+            "no forward derivative; call it outside of torch.func's transforms and inside "
+            "torch.no_grad() or torch.inference_mode(), or detach it."
+        )

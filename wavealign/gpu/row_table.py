@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from wavealign._devices import on_device
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
 from wavealign.gpu.inputs import Inputs
@@ -57,12 +58,13 @@ class TritonRows(Backend):
         """
         rows = sizes.batch * sizes.H * sizes.M
         record = torch.zeros(rows, 3, dtype=torch.int64, device=inputs.q.device)
-        _bound(sizes, lists, inputs, record).launch()
+        with on_device(record):
+            _bound(sizes, lists, inputs, record).launch()
         return record
 
 
 def is_hopper() -> bool:
-    """Whether the Gluon kernel runs here, which takes tensors of any strides."""
+    """Whether the Gluon kernel runs on the current GPU: it takes tensors of any strides."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
@@ -89,13 +91,14 @@ def _bound(
 
         # What shared memory allows: 164 KiB on an A100, 100 KiB on other Ampere and Ada cards.
         tile = 64 if torch.cuda.get_device_capability(q.device) == (8, 0) else 32
-        attend_rows[(sizes.M, H, B)](
-            q, k, v, out, lse, *arrays, lists.starts if record is None else record,
-            scale_log2, tokens, sizes.tokens_kv, H, k.shape[2],
-            D=D, BLOCK_Q=sizes.block_q, BLOCK_KV=sizes.block_kv, TILE=tile,
-            RAGGED=sizes.ragged_kv, TRACE=record is not None, STAGES=2,
-            num_warps=8 if sizes.block_q == 128 else 4,
-        )  # fmt: skip
+        with on_device(q):
+            attend_rows[(sizes.M, H, B)](
+                q, k, v, out, lse, *arrays, lists.starts if record is None else record,
+                scale_log2, tokens, sizes.tokens_kv, H, k.shape[2],
+                D=D, BLOCK_Q=sizes.block_q, BLOCK_KV=sizes.block_kv, TILE=tile,
+                RAGGED=sizes.ragged_kv, TRACE=record is not None, STAGES=2,
+                num_warps=8 if sizes.block_q == 128 else 4,
+            )  # fmt: skip
         return out, lse
 
     return BoundKernel(launch_hopper if is_hopper() else launch_plain, (out, lse))

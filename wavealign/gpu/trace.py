@@ -40,7 +40,7 @@ def record_trace(
     launch = Execution.of(backend, sizes, schedule, Inputs.random(sizes, "cuda", seed))
     launch.run()  # warm
     record = backend.trace(sizes, launch.lists, launch.inputs)
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(record.device)
     ran = record.cpu().numpy()
     ran[:, :2] -= ran[:, 0].min()
     blocks = np.tile(schedule.row_order.ravel(), sizes.batch).astype(np.int64)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from wavealign._devices import on_device
+
 NEVER = 2**30
 """Age of a block that no row in the window has read."""
 
@@ -80,11 +82,12 @@ def launch_snapshots(
     wanted = torch.empty(H, moments, N, dtype=torch.uint8, device=mask.device)
     running = torch.empty(H, moments, dtype=torch.int32, device=mask.device)
     lanes = triton.next_power_of_2(N)
-    look[(moments, H)](
-        mask.view(torch.uint8), order, counts, kv_orders, starts, times, age, wanted, running,
-        M, N, wave, window, block_ticks, start_ticks,
-        SAWTOOTH=sawtooth, LANES=lanes, NEVER=NEVER, num_warps=min(16, max(1, lanes // 512)),
-    )  # fmt: skip
+    with on_device(mask):
+        look[(moments, H)](
+            mask.view(torch.uint8), order, counts, kv_orders, starts, times, age, wanted, running,
+            M, N, wave, window, block_ticks, start_ticks,
+            SAWTOOTH=sawtooth, LANES=lanes, NEVER=NEVER, num_warps=min(16, max(1, lanes // 512)),
+        )  # fmt: skip
     # The numba twin's "never" is larger than any age too; where all of L2 isn't filled, a block
     # that was read at all is in it.
     limit = age.sort(-1).values[..., min(capacity, N - 1)][..., None] if capacity < N else NEVER

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from wavealign._devices import on_device
+
 MOST_COLUMNS = 16384
 
 
@@ -87,7 +89,7 @@ def launch_top_p(
     """
     rows, columns = scores.shape
     lanes = max(16, triton.next_power_of_2(columns))
-    with torch.cuda.device_of(scores):
+    with on_device(scores):
         _top_p_rows[(rows,)](
             scores, keep.view(torch.uint8), struct.unpack("<q", struct.pack("<d", share))[0],
             columns, keep.shape[2], keep.shape[1], row_tiles or keep.shape[1], first_tile,

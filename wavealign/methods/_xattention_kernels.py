@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from wavealign._devices import on_device
+
 SCRATCH_BYTES = 2**30
 _LANES = 4096  # elements that _block_scores holds at once
 _LOG2_E = math.log2(math.e)
@@ -262,7 +264,7 @@ class Launch:
         """
         shape, tile = self.shape, self.tile
         tiles = len(scores) // self.blocks_per_tile
-        with torch.cuda.device_of(self.q):
+        with on_device(self.q):
             _partial_sums[(tiles * self.column_tiles,)](
                 *self._operands, self.partials, *self.q.stride()[:3], *self.k.stride()[:3],
                 self.tokens, shape.key_limit, self.heads, self.group,

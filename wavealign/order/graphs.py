@@ -6,6 +6,7 @@ row-overlap graph of a mask is nearly complete, and orders nothing.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -21,6 +22,16 @@ from wavealign.order.schedule import inverse
 from wavealign.order.spectra import long_rows_first, singular_coordinates
 
 _metis_lock = threading.Lock()  # its random numbers are the process's
+
+
+def _renew_lock() -> None:
+    """In a forked child: whichever thread held the lock is gone."""
+    global _metis_lock
+    _metis_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def rcm(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> Int32Array:

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from wavealign._devices import on_device
+
 
 @triton.jit
 def ordered_lists(
@@ -56,19 +58,21 @@ def _options(columns: int):
 def launch_lists(mask, counts, walk, slots, layout, out) -> None:
     """`write_lists` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
-    ordered_lists[(M, H)](
-        mask.view(torch.uint8), counts, walk.kv_orders, walk.backwards.view(torch.uint8),
-        walk.skips, slots, out, M, N, out.shape[-1],
-        GATHERED=layout.gathers, REVERSED=layout.walks == "backwards",
-        RAGGED=layout.ragged_kv_first, PLACES=False, **_options(N),
-    )  # fmt: skip
+    with on_device(mask):
+        ordered_lists[(M, H)](
+            mask.view(torch.uint8), counts, walk.kv_orders, walk.backwards.view(torch.uint8),
+            walk.skips, slots, out, M, N, out.shape[-1],
+            GATHERED=layout.gathers, REVERSED=layout.walks == "backwards",
+            RAGGED=layout.ragged_kv_first, PLACES=False, **_options(N),
+        )  # fmt: skip
 
 
 def launch_places(mask, counts, kv_orders, out) -> None:
     """`write_places` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
     bits = mask.view(torch.uint8)
-    ordered_lists[(M, H)](
-        bits, counts, kv_orders, bits, counts, counts, out, M, N, out.shape[-1],
-        GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
-    )  # fmt: skip
+    with on_device(mask):
+        ordered_lists[(M, H)](
+            bits, counts, kv_orders, bits, counts, counts, out, M, N, out.shape[-1],
+            GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
+        )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from wavealign._devices import on_device
 from wavealign.errors import InputError
 from wavealign.order._kernels import REACH_PLACES
 
@@ -137,10 +138,11 @@ def launch_list_schedule(length, wave, block_ticks, start_ticks):
     starts = torch.empty_like(length, dtype=torch.int64)
     workers = torch.empty_like(length, dtype=torch.int32)
     lanes = triton.next_power_of_2(wave)
-    list_schedule[(length.shape[0],)](
-        length, starts, workers, length.shape[1], wave, block_ticks, start_ticks,
-        LANES=lanes, num_warps=max(1, min(8, lanes // 64)),
-    )  # fmt: skip
+    with on_device(length):
+        list_schedule[(length.shape[0],)](
+            length, starts, workers, length.shape[1], wave, block_ticks, start_ticks,
+            LANES=lanes, num_warps=max(1, min(8, lanes // 64)),
+        )  # fmt: skip
     return starts, workers
 
 
@@ -171,9 +173,10 @@ def launch_phases(order, counts, places, phased, wave, columns, block_ticks, sta
     skips = torch.zeros(H, M, dtype=torch.int32, device=order.device)
     lanes = triton.next_power_of_2(wave)
     cosines, sines = _circle(columns, order.device)
-    enter_passes[(H,)](
-        order, counts, places, phased.view(torch.uint8), starts, workers, cosines, sines, skips,
-        M, columns, places.shape[-1], block_ticks, start_ticks,
-        LANES=lanes, PROBES=_PROBES, REACH=REACH_PLACES, num_warps=max(1, min(8, lanes // 64)),
-    )  # fmt: skip
+    with on_device(order):
+        enter_passes[(H,)](
+            order, counts, places, phased.view(torch.uint8), starts, workers, cosines, sines, skips,
+            M, columns, places.shape[-1], block_ticks, start_ticks,
+            LANES=lanes, PROBES=_PROBES, REACH=REACH_PLACES, num_warps=max(1, min(8, lanes // 64)),
+        )  # fmt: skip
     return skips

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
+from wavealign.gpu.inputs import refuse_derivatives
 from wavealign.numbers import block_size, whole_number
 from wavealign.planning import DeviceSchedule
 
@@ -127,11 +128,7 @@ def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
         if tensor.dtype != q.dtype:
             raise InputError(f"{name} is {tensor.dtype}, q is {q.dtype}; expected the same.")
         _same_device(name, tensor, q)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{name} requires a gradient, and there is no backward pass; call it inside "
-                "torch.no_grad() or torch.inference_mode(), or detach it."
-            )
+        refuse_derivatives(name, tensor)
     B, _, H, D = q.shape
     if k.shape != v.shape:
         raise InputError(f"k and v differ in shape ({list(k.shape)} and {list(v.shape)}).")

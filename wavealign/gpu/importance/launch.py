@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wavealign._devices import on_device
 from wavealign.gpu.importance._kernels import attend_blocks, weigh_blocks
 from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance
+from wavealign.gpu.inputs import laid_out
 
 _PLACES = 32
 
@@ -126,8 +128,7 @@ class Search:
         if q.is_cuda and len(self.parts) > 1:
             # Ahead of the rest: rows of the sample take longest.
             self._side = torch.cuda.Stream(q.device, priority=-1)
-        tma = hopper or (tiles or Tiles.for_device(call)).tma
-        self._sources = tuple(_strided(t, tma) for t in (q, call.k, call.v))
+        self._sources = tuple(laid_out(t) for t in (q, call.k, call.v))
 
     def run(self) -> Importance:
         """Both phases, round after round."""
@@ -167,18 +168,19 @@ class Search:
             _described(t, rows) if tiles.tma else t
             for t, rows in ((q, block_q), (k, tile), (v, tile))
         )
-        attend_blocks[(table.shape[1], heads)](
-            *described, result.out, result.lse, self._scratch,
-            unused if entropy is None else entropy, unused if distance is None else distance,
-            self._positions, table, *self._lists,
-            *(t.stride()[:3] for t in (q, k, v)), math.log2(math.e) / math.sqrt(D),
-            q.shape[1], tokens_kv, q.shape[2], k.shape[2], call.M, call.N, first,
-            len(self._lists[0]), self._width,
-            D=D, BLOCK_Q=block_q, BLOCK_KV=block_kv, TILE=tile, DENSE=self._dense,
-            RAGGED=tokens_kv % block_kv != 0, SUMS=self._sums_wanted,
-            ENTROPY=entropy is not None, DISTANCE=distance is not None, AXES=axes, TMA=tiles.tma,
-            STAGES=tiles.stages, HARDWARE=q.is_cuda, num_warps=tiles.warps,
-        )  # fmt: skip
+        with on_device(q):
+            attend_blocks[(table.shape[1], heads)](
+                *described, result.out, result.lse, self._scratch,
+                unused if entropy is None else entropy, unused if distance is None else distance,
+                self._positions, table, *self._lists,
+                *(t.stride()[:3] for t in (q, k, v)), math.log2(math.e) / math.sqrt(D),
+                q.shape[1], tokens_kv, q.shape[2], k.shape[2], call.M, call.N, first,
+                len(self._lists[0]), self._width,
+                D=D, BLOCK_Q=block_q, BLOCK_KV=block_kv, TILE=tile, DENSE=self._dense,
+                RAGGED=tokens_kv % block_kv != 0, SUMS=self._sums_wanted,
+                ENTROPY=entropy is not None, DISTANCE=distance is not None, AXES=axes,
+                TMA=tiles.tma, STAGES=tiles.stages, HARDWARE=q.is_cuda, num_warps=tiles.warps,
+            )  # fmt: skip
 
     def _diagnoses(self, wanted: bool) -> tuple[Tensor | None, Tensor | None]:
         """Where a launch leaves entropy and distance."""
@@ -219,11 +221,12 @@ class Search:
         call, result = self._call, self.result
         counts, starts, indices = self._lists
         lse = result.lse if self._reference is None else self._reference
-        weigh_blocks[(call.M, heads)](
-            self._scratch, lse, result.weights, counts, starts, indices, call.q.shape[1], call.N,
-            first, len(counts), self._width,
-            BLOCK_Q=call.block_q, PLACES=_PLACES, DENSE=self._dense, num_warps=4,
-        )  # fmt: skip
+        with on_device(lse):
+            weigh_blocks[(call.M, heads)](
+                self._scratch, lse, result.weights, counts, starts, indices, call.q.shape[1],
+                call.N, first, len(counts), self._width,
+                BLOCK_Q=call.block_q, PLACES=_PLACES, DENSE=self._dense, num_warps=4,
+            )  # fmt: skip
 
 
 def _parts(table: Tensor, every: int) -> list[tuple[Tensor, bool]]:
@@ -265,13 +268,6 @@ def _lists(call: Call, listed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     table = rows.repeat(heads, 1)
     starts = (N + 1) * torch.arange(heads * M, dtype=torch.int64, device=blocks.device)
     return table, counts, starts, indices
-
-
-def _strided(tensor: Tensor, tma: bool) -> Tensor:
-    """The tensor, or a copy where the kernel can't read it in place."""
-    steps = tensor.data_ptr(), *(s * tensor.element_size() for s in tensor.stride()[:3])
-    aligned = not tma or all(step % 16 == 0 for step in steps)
-    return tensor if aligned and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _described(tensor: Tensor, rows: int) -> object:
