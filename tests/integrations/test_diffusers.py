@@ -198,7 +198,7 @@ def test_layers_share_buffers():
     planners = [
         state.planner
         for site in integration.sites_of(model, integration.Site)
-        for state in site.attention._states.values()
+        for state in site.attention._lanes.values()
     ]
     assert len(planners) == 2
     assert planners[0] is planners[1]

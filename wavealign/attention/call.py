@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.lanes import capturing
 from wavealign.attention.plans import Plan, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
@@ -85,6 +86,11 @@ def attend(
     if plan is None:
         if mask is None:
             raise InputError("attend needs a mask or a plan.")
+        if capturing(q.device):
+            raise InputError(
+                "a CUDA graph is being captured, and planning anew needs the host; expected a plan "
+                "made beforehand, attend(q, k, v, plan=...), or a wavealign.Attention."
+            )
         heads, sizes = check_mask(mask, block, sequences.tokens, q.device)
         terms = Terms(policy, device_profile, backend)
         prepared = prepare(terms, sequences.fitted(sizes), q.device)

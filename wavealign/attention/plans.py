@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wavealign.attention.backends import choose_backend
 from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.lanes import Lanes
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -97,12 +98,16 @@ class Plan:
 class Buffers:
     """Lists that several `Attention` share, so that a model's layers need them once, not each.
 
-    The layers take turns: lists are made anew where another layer used the buffers in between.
+    The layers take turns: a planner's edition says whether another one planned in between. Every
+    thread and CUDA stream has lists of its own; a copy has none yet.
     """
 
     def __init__(self) -> None:
-        self._planners: dict[object, Planner] = {}
-        self._users: dict[object, object] = {}
+        self._lanes: Lanes[object, Planner] = Lanes()
+        self._captured: set[Planner] = set()
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()
 
     def planner(
         self,
@@ -112,25 +117,25 @@ class Buffers:
         seed: int,
         layout: ListLayout,
     ) -> Planner:
-        """The planner of these arguments, made on first use.
+        """The planner of these arguments for this thread and stream, made on first use.
 
         Args:
             shape, device, wave, seed, layout: see `Planner`.
         """
-        key = (shape, device, wave, seed, layout)
-        if key not in self._planners:
-            if len(self._planners) >= _MOST_PLANNERS:
-                self._users.pop(self._planners.pop(next(iter(self._planners))), None)
-            self._planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
-        return self._planners[key]
+        key, planners = (shape, device, wave, seed, layout), self._lanes.here(device)
+        if key not in planners:
+            if len(planners) >= _MOST_PLANNERS:
+                planners.pop(next(iter(planners)))
+            planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
+        return planners[key]
 
-    def take(self, planner: Planner, user: object) -> None:
-        """Say whose lists the planner's buffers hold from now on."""
-        self._users[planner] = user
+    def pin(self, planner: Planner) -> None:
+        """Keep a planner's lists for good: a graph that was captured writes and reads them."""
+        self._captured.add(planner)
 
-    def hold(self, planner: Planner, user: object) -> bool:
-        """Whether the planner's buffers hold this user's lists."""
-        return self._users.get(planner) is user
+    def pinned(self, planner: Planner) -> bool:
+        """Whether a graph may have written a planner's lists since."""
+        return planner in self._captured
 
 
 @dataclass(frozen=True, eq=False)

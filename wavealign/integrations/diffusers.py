@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from wavealign.attention.lanes import Lanes, capturing
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
@@ -98,32 +99,37 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
-    kept: dict[object, _Kept] = field(default_factory=dict)
+    kept: Lanes[object, _Kept] = field(default_factory=Lanes)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        kept = self._kept((q.shape, lengths))
+        # A graph's memory is its own: what is captured keeps nothing.
+        keeps = self.mask_every > 1 and not capturing(q.device)
+        kept = self._kept((q.shape, lengths), q.device) if keeps else _Kept()
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            mask = kept.masks[i] if i < len(kept.masks) else self._mask(q, k, lengths)
-            made = self.attention(q, k, v, mask)
+            known = i < len(kept.masks)
+            mask = kept.masks[i] if known else self._mask(q, k, lengths)
+            if keeps and not known:
+                mask = mask.clone()  # nobody else writes to it
+            made = self.attention(q, k, v, mask, same_mask=known)
             assert isinstance(made, torch.Tensor)
-            if self.mask_every > 1 and i == len(kept.masks):
+            if keeps and not known:
                 kept.masks.append(mask)  # otherwise not: a mask a layer would add up
             return made
 
         return lengths.attend(q, k, v, one)
 
-    def _kept(self, key: object) -> _Kept:
-        kept = self.kept.pop(key, _Kept())
+    def _kept(self, key: object, device: torch.device) -> _Kept:
+        lane = self.kept.here(device)
+        kept = lane.pop(key, _Kept())
         if kept.age >= self.mask_every:
             kept = _Kept()
         kept.age += 1
-        if self.mask_every > 1:
-            if len(self.kept) >= _MOST_KEPT:
-                self.kept.pop(next(iter(self.kept)))
-            self.kept[key] = kept
+        if len(lane) >= _MOST_KEPT:
+            lane.pop(next(iter(lane)))
+        lane[key] = kept
         return kept
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
