@@ -1,7 +1,10 @@
 """The diffusers integration on tiny random transformers, against their own dense attention."""
 
+import copy
 import gc
+import io
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -202,6 +205,76 @@ def test_layers_share_buffers():
     ]
     assert len(planners) == 2
     assert planners[0] is planners[1]
+
+
+def own_mask(q, k):
+    """A mask that depends on the request."""
+    draw = torch.Generator().manual_seed(int(q.float().abs().sum() * 1000) % 99991)
+    mask = torch.rand(q.shape[2], -(-q.shape[1] // 16), -(-q.shape[1] // 8), generator=draw) < 0.5
+    mask[:, :, 0] = True
+    return mask
+
+
+@pytest.mark.parametrize("mask_every", [1, 2])
+def test_threads_share_a_transformer(mask_every):
+    model, inputs = wan()
+    draw = torch.Generator().manual_seed(3)
+    shape = inputs["hidden_states"].shape
+    requests = [{**inputs, "hidden_states": torch.randn(shape, generator=draw)} for _ in range(6)]
+    integration.enable(model, own_mask, mask_every=mask_every, **OPTIONS)
+
+    def run(request):
+        return [forward(model, request) for _ in range(2 * mask_every)]
+
+    alone = [run(request) for request in requests]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(3):
+            for outs, wanted in zip(pool.map(run, requests), alone, strict=True):
+                for out, expected in zip(outs, wanted, strict=True):
+                    torch.testing.assert_close(out, expected)
+    told = integration.statistics(model)
+    assert told.calls == told.planned + told.reused == 2 * 4 * 6 * 2 * mask_every
+
+
+def test_a_mask_that_is_kept_is_a_copy():
+    model, inputs = wan()
+    shared = torch.zeros(2, 4, 8, dtype=torch.bool)
+
+    def rewritten(q, k):
+        shared.data.copy_(own_mask(q, k))
+        return shared
+
+    outs = []
+    for function in (own_mask, rewritten):
+        integration.enable(model, function, mask_every=2, **OPTIONS)
+        outs.append([forward(model, inputs) for _ in range(4)])
+        integration.disable(model)
+    torch.testing.assert_close(outs[1], outs[0])
+
+
+@pytest.mark.parametrize("method", [own_mask, "xattention"])
+@pytest.mark.parametrize("copied", ["deepcopy", "saved"])
+def test_an_enabled_transformer_is_copied_and_saved(copied, method, monkeypatch):
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+    from diffusers.models.transformers import transformer_wan
+
+    model, inputs = wan()
+    options = {**OPTIONS, "block": (128, 128)} if method == "xattention" else OPTIONS
+    integration.enable(model, method, **options)
+    wanted = forward(model, inputs)
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        torch.save(model, file := io.BytesIO())
+        # Another process has diffusers' own operation until the model comes.
+        monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", dispatch_attention_fn)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert integration.statistics(other).calls == 0
+    torch.testing.assert_close(forward(other, inputs), wanted)
+    assert integration.statistics(other).planned == 2
+    assert integration.statistics(model).calls == 2
+    integration.disable(other)
 
 
 def test_no_layer_keeps_its_mask():

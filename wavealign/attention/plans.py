@@ -100,11 +100,14 @@ class Buffers:
 
     The layers take turns: a planner's edition says whether another one planned in between. Every
     thread and CUDA stream has lists of its own; a copy has none yet.
+
+    Attributes:
+        captured: planners that a graph writes to, unseen: kept for good.
     """
 
     def __init__(self) -> None:
         self._lanes: Lanes[object, Planner] = Lanes()
-        self._captured: set[Planner] = set()
+        self.captured: set[Planner] = set()
 
     def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
         return Buffers, ()
@@ -128,14 +131,6 @@ class Buffers:
                 planners.pop(next(iter(planners)))
             planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
         return planners[key]
-
-    def pin(self, planner: Planner) -> None:
-        """Keep a planner's lists for good: a graph that was captured writes and reads them."""
-        self._captured.add(planner)
-
-    def pinned(self, planner: Planner) -> bool:
-        """Whether a graph may have written a planner's lists since."""
-        return planner in self._captured
 
 
 @dataclass(frozen=True, eq=False)

@@ -245,8 +245,8 @@ class Attention:
             )
         self._count(calls=1)
         if same_mask and not captures and state is not None and made is not None:
-            stands = made.edition == state.planner.edition
-            stands &= not self._buffers.pinned(state.planner)  # a replay writes unseen
+            replayed = state.planner in self._buffers.captured
+            stands = made.edition == state.planner.edition and not replayed
             if stands and made.mask() is mask and made.version == version:
                 self._count(reused=1)
                 return made.plan
@@ -258,7 +258,7 @@ class Attention:
                 states.pop(next(iter(states)))
             states[key] = state
         if captures:  # the guard would need the host
-            self._buffers.pin(state.planner)
+            self._buffers.captured.add(state.planner)
         else:
             state.made = None  # until this plan is whole
             if state.prepared.guard is not None:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextvars
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +24,7 @@ from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
+from wavealign.integrations.mask_functions import MaskFunction, named_method, takes_text
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.sessions import SESSIONS
 
@@ -70,17 +70,6 @@ class Site:
 
 
 S = TypeVar("S", bound=Site)
-
-
-class MaskFunction(Protocol):
-    """How a mask comes from Q and K.
-
-    One with a parameter ``text_tokens`` is also told how many tokens of text end the sequence.
-    """
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """From ``[B, tokens, H, D]`` to bool ``[H, M, N]`` or ``[B, H, M, N]``."""
-        ...
 
 
 @dataclass
@@ -146,8 +135,12 @@ _active: contextvars.ContextVar[tuple[Site, Lengths] | None] = contextvars.Conte
 class _Processor:
     """The model's processor, with its site active while it runs."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, module: str) -> None:
+        self._site, self._module = site, module
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _install(importlib.import_module(self._module))  # it may have come from another process
 
     def __getattr__(self, name: str) -> Any:
         if name == "_site":  # a copy that is being made has none yet
@@ -223,7 +216,7 @@ def enable(
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     function = named_method(method, params) if isinstance(method, str) else method
-    tell_text = _takes_text(function)
+    tell_text = takes_text(function)
     buffers, padding = Buffers(), Padding()
 
     def site(_: int, processor: Any) -> Site:
@@ -246,9 +239,10 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     name = type(transformer).__name__
     if any(isinstance(module.processor, _Processor) for module in modules):
         raise InputError(f"this {name} is enabled already; disable it first.")
+    models = _TRANSFORMERS + _MODELS[name]
     for layer, module in enumerate(modules):
-        module.processor = _Processor(site(layer, module.processor))
-    _install(importlib.import_module(_TRANSFORMERS + _MODELS[name]))
+        module.processor = _Processor(site(layer, module.processor), models)
+    _install(importlib.import_module(models))
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -283,24 +277,6 @@ def explain(transformer: torch.nn.Module) -> str:
     )
 
 
-def named_method(name: str, params: Any = None) -> MaskFunction:
-    """A method of `wavealign.methods` as a function of Q, K and text tokens.
-
-    Raises:
-        InputError: an unknown method.
-    """
-    from wavealign import methods
-    from wavealign.methods.context import HeadContext
-
-    methods.find_method(name)
-
-    def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
-        context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-        return methods.head_masks(name, q, k, params, context)
-
-    return mask_function
-
-
 def sites_of(transformer: torch.nn.Module, kind: type[S]) -> Iterator[S]:
     """The sites of a kind that stand under a transformer, layer by layer."""
     for module in _attentions(transformer):
@@ -314,13 +290,6 @@ def _attentions(transformer: torch.nn.Module) -> list[Any]:
     if name not in _MODELS:
         raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
     return self_attentions(transformer)
-
-
-def _takes_text(function: Callable[..., Any]) -> bool:
-    try:
-        return "text_tokens" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin has no signature
-        return False
 
 
 def _install(module: Any) -> None:

@@ -64,6 +64,9 @@ class Padding:
         # Replaced as a whole, so that no thread finds another's counts beside its own mask.
         self._read_last: tuple[torch.Tensor | None, int, tuple[int, ...]] = (None, 0, ())
 
+    def __reduce__(self) -> tuple[type[Padding], tuple[()]]:
+        return Padding, ()  # a copy has read nothing yet
+
     def lengths(
         self, mask: torch.Tensor | None, batch: int, video_tokens: int, text_tokens: int
     ) -> Lengths:
