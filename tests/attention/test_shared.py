@@ -267,3 +267,39 @@ def test_a_forked_child_attends(cases):
         process.start()
     process.join(30)
     assert process.exitcode == 0
+
+
+@pytest.mark.gpu
+def test_streams_and_a_graph_on_a_gpu():
+    q, k, v = (x.cuda() for x in inputs(B=1, tokens=(1024, 1024), D=128, dtype=torch.bfloat16))
+    generator = torch.Generator().manual_seed(0)
+    masks = [(torch.rand(4, 8, 8, generator=generator) < 0.5).cuda() for _ in range(6)]
+    for mask in masks:
+        mask[..., 0] = True
+
+    def site():
+        return wavealign.Attention(policy="lockstep", backend="triton")
+
+    wanted = [site()(q, k, v, mask) for mask in masks]
+    torch.cuda.synchronize()
+    shared, streams = site(), [torch.cuda.Stream() for _ in masks]
+    for _ in range(20):
+        outs = []
+        for stream, mask in zip(streams, masks, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(shared(q, k, v, mask))
+        torch.cuda.synchronize()
+        for out, expected in zip(outs, wanted, strict=True):
+            torch.testing.assert_close(out, expected)
+    mask, graph = masks[0].clone(), torch.cuda.CUDAGraph()
+    with pytest.raises(InputError, match="on the capture's stream"), torch.cuda.graph(graph):
+        site()(q, k, v, mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0]):
+        out = shared(q, k, v, mask)
+    for m in (1, 0, 2):
+        mask.copy_(masks[m])
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(out, wanted[m])

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -401,6 +402,35 @@ def test_a_session_of_everything_is_the_model_with_text_of_any_length(make):
     assert (found.full, found.reused, found.plans) == (sites, 2 * sites, 2 * sites)
     integration.disable(model)
     torch.testing.assert_close(run_of(model, inputs), expected, rtol=0, atol=0)
+
+
+def test_a_run_belongs_to_one_thread_while_it_calls():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    expected = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    problems = []
+
+    def other():
+        try:
+            run_of(model, inputs)
+        except InputError as problem:
+            problems.append(str(problem))
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    hook = model.blocks[1].register_forward_pre_hook(meanwhile)
+    for out, dense in zip(run_of(model, inputs), expected, strict=True):
+        torch.testing.assert_close(out, dense)
+    assert len(problems) == len(expected)
+    assert "another thread's call of this transformer hasn't ended" in problems[0]
+    hook.remove()
+    meanwhile()  # between runs any thread may begin one
+    assert len(problems) == len(expected)
 
 
 def test_sequences_of_a_batch_are_searched_on_their_own():
