@@ -303,3 +303,15 @@ def test_streams_and_a_graph_on_a_gpu():
         graph.replay()
         torch.cuda.synchronize()
         torch.testing.assert_close(out, wanted[m])
+
+
+def test_kernels_are_launched_on_the_gpu_of_q(cases, monkeypatch):
+    (q, k, v), masks, _ = cases
+    asked = []
+    real = torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda t: asked.append(t.shape) or real(t))
+    site()(q, k, v, masks[0])
+    ahead = {"device_profile": "h200", "backend": "reference", "block": BLOCK}
+    wavealign.attend(q, k, v, masks[0], **ahead)
+    wavealign.plan(masks[0], tokens=(75, 61), **ahead)
+    assert asked == [q.transpose(1, 2).shape] * 2 + [masks[0].shape]

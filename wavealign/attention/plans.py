@@ -297,4 +297,5 @@ def plan(
     heads, sizes = check_mask(mask, block, tokens, device)
     # Nobody knows the sequences yet: they are assumed to be bf16.
     prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
-    return prepared.plan(heads, prepared.planner(), uses=uses)
+    with torch.cuda.device_of(heads):
+        return prepared.plan(heads, prepared.planner(), uses=uses)

@@ -122,9 +122,9 @@ class Attention:
     Threads may share it: each, on each CUDA stream, has lists and decisions of its own, until it
     ends. A copy, pickled or not, has the same terms, and neither lists nor a past.
 
-    Memory: for each shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for all that share
-    `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow with calls. The
-    last 16 shapes are remembered.
+    Memory: for each thread, stream and shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for
+    all that share `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow
+    with calls. The last 16 shapes are remembered.
 
     Attributes:
         statistics: what it has done so far.
@@ -214,10 +214,11 @@ class Attention:
         """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        plan = self._plan(sequences, mask, same_mask)
-        original = all(policy == "original" for policy in plan.policies)
-        self._count(host_seconds=time.perf_counter() - started, skipped=original)
-        out, lse = plan.attend(sequences)
+        with torch.cuda.device_of(sequences.q):  # Triton launches on the current one
+            plan = self._plan(sequences, mask, same_mask)
+            original = all(policy == "original" for policy in plan.policies)
+            self._count(host_seconds=time.perf_counter() - started, skipped=original)
+            out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
     def _count(self, **more: float) -> None:

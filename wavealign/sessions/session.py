@@ -180,7 +180,7 @@ class Session:
         text_tokens = whole_number("text tokens", text_tokens)
         state = self._state(step, layer, branch, (q, k, v), text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(q.device.type, enabled=False), torch.cuda.device_of(q):
             return self._go_on(state, step, layer, branch, (q, k, v))
 
     def _go_on(
