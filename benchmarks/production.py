@@ -208,7 +208,7 @@ def attend(bench: Bench) -> dict[str, Any]:
         "attend, asking the guard": lambda: wavealign.attend(
             *qkv, heads, device_profile=bench.profile, **options
         ),
-        "Attention, the same mask": lambda: site(*qkv, heads),
+        "Attention, the same mask": lambda: site(*qkv, heads, same_mask=True),
         "Attention, a new mask": lambda: site(*qkv, heads.clone()),
         "Attention, a new mask, no guard": lambda: fixed(*qkv, heads.clone()),
     }

@@ -1,9 +1,9 @@
 """Run block-sparse attention: `attend`, `plan`, and `Attention` over the steps of a loop.
 
 You will learn the three ways to call WaveAlign from a pipeline. `attend` is one call, `plan` does
-the planning once for many calls, and `Attention` stands behind one layer and plans by itself
-whenever the mask changes. On a GPU leave `backend` and the device's name out; the backend
-`reference` computes the same on a CPU, slowly.
+the planning once for many calls, and `Attention` stands behind one layer and plans at every call,
+unless it is told that the mask is still the same. On a GPU leave `backend` and the device's name
+out; the backend `reference` computes the same on a CPU, slowly.
 
     pip install '.[gpu]'
     python examples/10_attend.py
@@ -35,6 +35,6 @@ site = wa.Attention("h200", **cpu)  # one an attention layer, kept over the step
 for step in range(6):
     if step == 3:
         mask = mask.roll(1, 2)  # a new mask: lists are made anew
-    site(q, k, v, mask)
+    site(q, k, v, mask, same_mask=step not in (0, 3))  # nothing has written to it
 print(site.explain())
 print(site.statistics)

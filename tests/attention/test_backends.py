@@ -51,8 +51,8 @@ def test_plans_and_sites(name):
     torch.testing.assert_close(wavealign.attend(q, k, v, plan=planned), expected)
     torch.testing.assert_close(wavealign.attend(q, k, v, plan=planned, backend=name), expected)
     site = wavealign.Attention("h200", backend=name, block=BLOCK)
-    for _ in range(2):
-        torch.testing.assert_close(site(q, k, v, mask), expected)
+    for again in (False, True):
+        torch.testing.assert_close(site(q, k, v, mask, same_mask=again), expected)
     assert site.statistics.reused == 1
     host = BlockMask.from_dense(blocks().numpy(), BLOCK, (75, 61))
     planned = wavealign.plan(host, "nnz", "h200", **ahead)

@@ -1,7 +1,11 @@
 """The diffusers integration on tiny random transformers, against their own dense attention."""
 
+import copy
 import gc
+import io
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -198,10 +202,80 @@ def test_layers_share_buffers():
     planners = [
         state.planner
         for site in integration.sites_of(model, integration.Site)
-        for state in site.attention._states.values()
+        for state in site.attention._lanes.values()
     ]
     assert len(planners) == 2
     assert planners[0] is planners[1]
+
+
+def own_mask(q, k):
+    """A mask that depends on the request."""
+    draw = torch.Generator().manual_seed(int(q.float().abs().sum() * 1000) % 99991)
+    mask = torch.rand(q.shape[2], -(-q.shape[1] // 16), -(-q.shape[1] // 8), generator=draw) < 0.5
+    mask[:, :, 0] = True
+    return mask
+
+
+@pytest.mark.parametrize("mask_every", [1, 2])
+def test_threads_share_a_transformer(mask_every):
+    model, inputs = wan()
+    draw = torch.Generator().manual_seed(3)
+    shape = inputs["hidden_states"].shape
+    requests = [{**inputs, "hidden_states": torch.randn(shape, generator=draw)} for _ in range(6)]
+    integration.enable(model, own_mask, mask_every=mask_every, **OPTIONS)
+
+    def run(request):
+        return [forward(model, request) for _ in range(2 * mask_every)]
+
+    alone = [run(request) for request in requests]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(3):
+            for outs, wanted in zip(pool.map(run, requests), alone, strict=True):
+                for out, expected in zip(outs, wanted, strict=True):
+                    torch.testing.assert_close(out, expected)
+    told = integration.statistics(model)
+    assert told.calls == told.planned + told.reused == 2 * 4 * 6 * 2 * mask_every
+
+
+def test_a_mask_that_is_kept_is_a_copy():
+    model, inputs = wan()
+    shared = torch.zeros(2, 4, 8, dtype=torch.bool)
+
+    def rewritten(q, k):
+        shared.data.copy_(own_mask(q, k))
+        return shared
+
+    outs = []
+    for function in (own_mask, rewritten):
+        integration.enable(model, function, mask_every=2, **OPTIONS)
+        outs.append([forward(model, inputs) for _ in range(4)])
+        integration.disable(model)
+    torch.testing.assert_close(outs[1], outs[0])
+
+
+@pytest.mark.parametrize("method", [own_mask, "xattention"])
+@pytest.mark.parametrize("copied", ["deepcopy", "saved"])
+def test_an_enabled_transformer_is_copied_and_saved(copied, method, monkeypatch):
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+    from diffusers.models.transformers import transformer_wan
+
+    model, inputs = wan()
+    options = {**OPTIONS, "block": (128, 128)} if method == "xattention" else OPTIONS
+    integration.enable(model, method, **options)
+    wanted = forward(model, inputs)
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        torch.save(model, file := io.BytesIO())
+        # Another process has diffusers' own operation until the model comes.
+        monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", dispatch_attention_fn)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert integration.statistics(other).calls == 0
+    torch.testing.assert_close(forward(other, inputs), wanted)
+    assert integration.statistics(other).planned == 2
+    assert integration.statistics(model).calls == 2
+    integration.disable(other)
 
 
 def test_no_layer_keeps_its_mask():
@@ -328,6 +402,35 @@ def test_a_session_of_everything_is_the_model_with_text_of_any_length(make):
     assert (found.full, found.reused, found.plans) == (sites, 2 * sites, 2 * sites)
     integration.disable(model)
     torch.testing.assert_close(run_of(model, inputs), expected, rtol=0, atol=0)
+
+
+def test_a_run_belongs_to_one_thread_while_it_calls():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    expected = run_of(model, inputs)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    problems = []
+
+    def other():
+        try:
+            run_of(model, inputs)
+        except InputError as problem:
+            problems.append(str(problem))
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    hook = model.blocks[1].register_forward_pre_hook(meanwhile)
+    for out, dense in zip(run_of(model, inputs), expected, strict=True):
+        torch.testing.assert_close(out, dense)
+    assert len(problems) == len(expected)
+    assert "another thread's call of this transformer hasn't ended" in problems[0]
+    hook.remove()
+    meanwhile()  # between runs any thread may begin one
+    assert len(problems) == len(expected)
 
 
 def test_sequences_of_a_batch_are_searched_on_their_own():

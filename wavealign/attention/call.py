@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.lanes import capturing
 from wavealign.attention.plans import Plan, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
@@ -82,18 +83,24 @@ def attend(
         True
     """
     sequences = Sequences.check(q, k, v, layout)
-    if plan is None:
-        if mask is None:
-            raise InputError("attend needs a mask or a plan.")
-        heads, sizes = check_mask(mask, block, sequences.tokens, q.device)
-        terms = Terms(policy, device_profile, backend)
-        prepared = prepare(terms, sequences.fitted(sizes), q.device)
-        plan = prepared.plan(heads, prepared.planner(), calls=1)
-    else:
-        plan = plan.fitted(sequences, backend)
-        if mask is not None and tuple(mask.shape[-2:]) != (plan.sizes.M, plan.sizes.N):
-            raise InputError(
-                f"the plan is for a mask of {plan.sizes.M}x{plan.sizes.N} blocks a head."
-            )
-    out, lse = plan.attend(sequences)
+    with torch.cuda.device_of(sequences.q):  # Triton launches on the current one
+        if plan is None:
+            if mask is None:
+                raise InputError("attend needs a mask or a plan.")
+            if capturing(q.device):
+                raise InputError(
+                    "a CUDA graph is being captured, and planning anew needs the host; expected a "
+                    "plan made beforehand, attend(q, k, v, plan=...), or a wavealign.Attention."
+                )
+            heads, sizes = check_mask(mask, block, sequences.tokens, q.device)
+            terms = Terms(policy, device_profile, backend)
+            prepared = prepare(terms, sequences.fitted(sizes), q.device)
+            plan = prepared.plan(heads, prepared.planner(), calls=1)
+        else:
+            plan = plan.fitted(sequences, backend)
+            if mask is not None and tuple(mask.shape[-2:]) != (plan.sizes.M, plan.sizes.N):
+                raise InputError(
+                    f"the plan is for a mask of {plan.sizes.M}x{plan.sizes.N} blocks a head."
+                )
+        out, lse = plan.attend(sequences)
     return (sequences.output(out), lse) if return_lse else sequences.output(out)

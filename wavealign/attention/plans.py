@@ -12,6 +12,7 @@ from torch import Tensor
 from wavealign._devices import on_device
 from wavealign.attention.backends import choose_backend
 from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.lanes import Lanes
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -96,12 +97,19 @@ class Plan:
 class Buffers:
     """Lists that several `Attention` share, so that a model's layers need them once, not each.
 
-    The layers take turns: lists are made anew where another layer used the buffers in between.
+    The layers take turns: a planner's edition says whether another one planned in between. Every
+    thread and CUDA stream has lists of its own; a copy has none yet.
+
+    Attributes:
+        captured: planners that a graph writes to, unseen: kept for good.
     """
 
     def __init__(self) -> None:
-        self._planners: dict[object, Planner] = {}
-        self._users: dict[object, object] = {}
+        self._lanes: Lanes[object, Planner] = Lanes()
+        self.captured: set[Planner] = set()
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()
 
     def planner(
         self,
@@ -111,25 +119,17 @@ class Buffers:
         seed: int,
         layout: ListLayout,
     ) -> Planner:
-        """The planner of these arguments, made on first use.
+        """The planner of these arguments for this thread and stream, made on first use.
 
         Args:
             shape, device, wave, seed, layout: see `Planner`.
         """
-        key = (shape, device, wave, seed, layout)
-        if key not in self._planners:
-            if len(self._planners) >= _MOST_PLANNERS:
-                self._users.pop(self._planners.pop(next(iter(self._planners))), None)
-            self._planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
-        return self._planners[key]
-
-    def take(self, planner: Planner, user: object) -> None:
-        """Say whose lists the planner's buffers hold from now on."""
-        self._users[planner] = user
-
-    def hold(self, planner: Planner, user: object) -> bool:
-        """Whether the planner's buffers hold this user's lists."""
-        return self._users.get(planner) is user
+        key, planners = (shape, device, wave, seed, layout), self._lanes.here(device)
+        if key not in planners:
+            if len(planners) >= _MOST_PLANNERS:
+                planners.pop(next(iter(planners)))
+            planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
+        return planners[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,4 +298,5 @@ def plan(
     heads, sizes = check_mask(mask, block, tokens, device)
     # Nobody knows the sequences yet: they are assumed to be bf16.
     prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
-    return prepared.plan(heads, prepared.planner(), uses=uses)
+    with torch.cuda.device_of(heads):
+        return prepared.plan(heads, prepared.planner(), uses=uses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign.attention import lanes
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
 from wavealign.attention.terms import Terms
@@ -62,7 +65,7 @@ class Statistics:
         calls: in all.
         decided: calls that asked the guard.
         planned: calls that made lists.
-        reused: calls whose mask was the very tensor of the call before: nothing was made.
+        reused: calls that said ``same_mask``, and found their lists as they were: nothing was made.
         skipped: calls that the guard left in today's order.
         changed: decisions that came early, because the mask had changed much.
         host_seconds: the host's time in planning and deciding, waiting for the guard included.
@@ -77,6 +80,16 @@ class Statistics:
     host_seconds: float = 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A plan, and what tells whether its lists still are a mask's."""
+
+    plan: Plan
+    edition: int  # of the planner
+    mask: weakref.ref[object]  # a mask a layer would add up
+    version: int
+
+
 @dataclass(eq=False)
 class _State:
     """Of one shape of calls."""
@@ -84,20 +97,34 @@ class _State:
     prepared: Prepared
     planner: Planner
     decision: Decision | None = None
-    plan: Plan | None = None
+    made: _Made | None = None
     age: int = 0
-    made_for: tuple[weakref.ref[object], int] | None = None  # a mask a layer would add up
     decided_for: Tensor | None = None
     overlap: Tensor | None = None
     overlap_event: torch.cuda.Event | None = None
 
 
+class _Counting:
+    """The lock of all statistics. A forked child has a new one: who held it isn't there."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: setattr(self, "lock", threading.Lock()))
+
+
+_counting = _Counting()
+
+
 class Attention:
     """Attention at one place of a model, called once a denoising step.
 
-    Memory: for each shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for all that share
-    `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow with calls. The
-    last 16 shapes are remembered.
+    Threads may share it: each, on each CUDA stream, has lists and decisions of its own, until it
+    ends. A copy, pickled or not, has the same terms, and neither lists nor a past.
+
+    Memory: for each thread, stream and shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for
+    all that share `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow
+    with calls. The last 16 shapes are remembered.
 
     Attributes:
         statistics: what it has done so far.
@@ -109,7 +136,7 @@ class Attention:
         >>> q, k, v = torch.randn(3, 1, 2, 256, 64)
         >>> mask = torch.ones(2, 2, 2, dtype=torch.bool)
         >>> for step in range(3):
-        ...     out = site(q, k, v, mask)
+        ...     out = site(q, k, v, mask, same_mask=step > 0)
         >>> site.statistics.calls, site.statistics.planned, site.statistics.reused
         (3, 1, 2)
     """
@@ -138,7 +165,7 @@ class Attention:
             objective: ``"time"`` or ``"energy"``.
             regime: ``"steady"`` for a loop that keeps the card busy, or ``"single"``.
             seed: of the shuffled K/V orders.
-            buffers: to share lists with others of the same stream.
+            buffers: to share lists with others.
 
         Raises:
             InputError: unknown names.
@@ -149,64 +176,101 @@ class Attention:
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()
         self._layout, self._block, self._regime = layout, block, regime
-        self._states: dict[object, _State] = {}
+        self._lanes: lanes.Lanes[object, _State] = lanes.Lanes()
         self.statistics = Statistics()
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_lanes": lanes.Lanes(), "statistics": Statistics()}
+
     def explain(self) -> str:
-        """The last decisions, one line a head."""
-        plans = [s.plan.explain() for s in self._states.values() if s.plan is not None]
-        return "\n".join(plans)
+        """The last decisions of all threads that haven't ended, one line a head."""
+        made = [state.made for state in self._lanes.values()]
+        return "\n".join(m.plan.explain() for m in made if m is not None)
 
     @torch.compiler.disable
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask, *, return_lse: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | BlockMask,
+        *,
+        return_lse: bool = False,
+        same_mask: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of one step.
 
+        While a CUDA graph is captured, planning is recorded, too: replays follow what the mask
+        holds then, by the decision of the last call before.
+
         Args:
             q, k, v, mask, return_lse: see `attend`.
+            same_mask: this very tensor was the mask of the last such call and nothing has written
+                to it since, by whatever road: its lists are used again where they still stand.
+                Torch doesn't see every change, so unless this is said, every call plans.
+
+        Raises:
+            InputError: see `attend`; a capture before a first call on its stream.
         """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        plan = self._plan(sequences, mask)
-        self.statistics.host_seconds += time.perf_counter() - started
-        self.statistics.skipped += all(policy == "original" for policy in plan.policies)
-        out, lse = plan.attend(sequences)
+        with torch.cuda.device_of(sequences.q):  # Triton launches on the current one
+            plan = self._plan(sequences, mask, same_mask)
+            original = all(policy == "original" for policy in plan.policies)
+            self._count(host_seconds=time.perf_counter() - started, skipped=original)
+            out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
-    def _plan(self, sequences: Sequences, mask: Tensor | BlockMask) -> Plan:
+    def _count(self, **more: float) -> None:
+        with _counting.lock:
+            for name, value in more.items():
+                setattr(self.statistics, name, getattr(self.statistics, name) + value)
+
+    def _plan(self, sequences: Sequences, mask: Tensor | BlockMask, same_mask: bool) -> Plan:
         q, k = sequences.q, sequences.k
         if not isinstance(mask, Tensor | BlockMask):
             raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
-        # An inference tensor doesn't count its changes, so it is never known to be the same.
-        known = not isinstance(mask, Tensor) or not mask.is_inference()
-        version = mask._version if isinstance(mask, Tensor) and known else 0
+        # An inference tensor doesn't count its changes.
+        counts = isinstance(mask, Tensor) and not mask.is_inference()
+        version = mask._version if isinstance(mask, Tensor) and counts else 0
         key = (tuple(mask.shape), q.shape, k.shape, q.dtype, q.device)
-        state = self._states.get(key)
-        self.statistics.calls += 1
-        if state is not None and state.plan is not None and state.made_for is not None:
-            made_for, made_version = state.made_for
-            held = self._buffers.hold(state.planner, state)
-            if held and made_for() is mask and made_version == version:
-                self.statistics.reused += 1
-                return state.plan
+        states, captures = self._lanes.here(q.device), lanes.capturing(q.device)
+        state = states.get(key)
+        made = state.made if state is not None else None
+        if captures and (made is None or isinstance(mask, BlockMask)):
+            raise InputError(
+                "a CUDA graph is being captured, and what this call needs from the host isn't "
+                "there; expected a mask tensor on the device and a call like this one beforehand, "
+                "in this thread and on the capture's stream (torch.cuda.graph(graph, stream=...)), "
+                "or a plan made beforehand: attend(q, k, v, plan=wavealign.plan(...))."
+            )
+        self._count(calls=1)
+        if same_mask and not captures and state is not None and made is not None:
+            replayed = state.planner in self._buffers.captured
+            stands = made.edition == state.planner.edition and not replayed
+            if stands and made.mask() is mask and made.version == version:
+                self._count(reused=1)
+                return made.plan
         heads, sizes = check_mask(mask, self._block, sequences.tokens, q.device)
         if state is None:
             prepared = prepare(self._terms, sequences.fitted(sizes), q.device, self._regime)
             state = _State(prepared, prepared.planner(self._buffers))
-            if len(self._states) >= _MOST_SHAPES:
-                self._states.pop(next(iter(self._states)))
-            self._states[key] = state
-        if state.prepared.guard is not None:
-            if self._must_decide(state):
-                self._decide(state, heads)
-            self._look(state, heads)
-            state.age += 1
-        state.plan = state.prepared.decided(heads, state.planner, state.decision)
-        self._buffers.take(state.planner, state)
-        state.made_for = (weakref.ref(mask), version) if known else None
-        self.statistics.planned += 1
-        return state.plan
+            if len(states) >= _MOST_SHAPES:
+                states.pop(next(iter(states)))
+            states[key] = state
+        if captures:  # the guard would need the host
+            self._buffers.captured.add(state.planner)
+        else:
+            state.made = None  # until this plan is whole
+            if state.prepared.guard is not None:
+                if self._must_decide(state):
+                    self._decide(state, heads)
+                self._look(state, heads)
+                state.age += 1
+        plan = state.prepared.decided(heads, state.planner, state.decision)
+        state.made = _Made(plan, state.planner.edition, weakref.ref(mask), version)
+        self._count(planned=1)
+        return plan
 
     def _must_decide(self, state: _State) -> bool:
         if state.decision is None:
@@ -217,13 +281,13 @@ class Attention:
         if state.overlap is None or not done:
             return False
         changed = float(state.overlap) < self._reuse.min_overlap
-        self.statistics.changed += changed
+        self._count(changed=changed)
         return changed
 
     def _decide(self, state: _State, heads: Tensor) -> None:
         state.decision = state.prepared.decide(heads, state.planner, calls=self._reuse.calls)
         state.overlap, state.overlap_event, state.age = None, None, 0
-        self.statistics.decided += 1
+        self._count(decided=1)
         if state.decision.note:  # it doesn't rest on blocks: no need to see how they change
             state.decided_for = None
             return

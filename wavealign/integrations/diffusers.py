@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import contextvars
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from wavealign.attention.lanes import Lanes, capturing
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
+from wavealign.integrations.mask_functions import MaskFunction, named_method, takes_text
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.sessions import SESSIONS
 
@@ -71,17 +72,6 @@ class Site:
 S = TypeVar("S", bound=Site)
 
 
-class MaskFunction(Protocol):
-    """How a mask comes from Q and K.
-
-    One with a parameter ``text_tokens`` is also told how many tokens of text end the sequence.
-    """
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """From ``[B, tokens, H, D]`` to bool ``[H, M, N]`` or ``[B, H, M, N]``."""
-        ...
-
-
 @dataclass
 class _Kept:
     """Masks of a layer that calls share: those of each part of the batch."""
@@ -98,32 +88,37 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
-    kept: dict[object, _Kept] = field(default_factory=dict)
+    kept: Lanes[object, _Kept] = field(default_factory=Lanes)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        kept = self._kept((q.shape, lengths))
+        # A graph's memory is its own: what is captured keeps nothing.
+        keeps = self.mask_every > 1 and not capturing(q.device)
+        kept = self._kept((q.shape, lengths), q.device) if keeps else _Kept()
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            mask = kept.masks[i] if i < len(kept.masks) else self._mask(q, k, lengths)
-            made = self.attention(q, k, v, mask)
+            known = i < len(kept.masks)
+            mask = kept.masks[i] if known else self._mask(q, k, lengths)
+            if keeps and not known:
+                mask = mask.clone()  # nobody else writes to it
+            made = self.attention(q, k, v, mask, same_mask=known)
             assert isinstance(made, torch.Tensor)
-            if self.mask_every > 1 and i == len(kept.masks):
+            if keeps and not known:
                 kept.masks.append(mask)  # otherwise not: a mask a layer would add up
             return made
 
         return lengths.attend(q, k, v, one)
 
-    def _kept(self, key: object) -> _Kept:
-        kept = self.kept.pop(key, _Kept())
+    def _kept(self, key: object, device: torch.device) -> _Kept:
+        lane = self.kept.here(device)
+        kept = lane.pop(key, _Kept())
         if kept.age >= self.mask_every:
             kept = _Kept()
         kept.age += 1
-        if self.mask_every > 1:
-            if len(self.kept) >= _MOST_KEPT:
-                self.kept.pop(next(iter(self.kept)))
-            self.kept[key] = kept
+        if len(lane) >= _MOST_KEPT:
+            lane.pop(next(iter(lane)))
+        lane[key] = kept
         return kept
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
@@ -140,8 +135,12 @@ _active: contextvars.ContextVar[tuple[Site, Lengths] | None] = contextvars.Conte
 class _Processor:
     """The model's processor, with its site active while it runs."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, module: str) -> None:
+        self._site, self._module = site, module
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _install(importlib.import_module(self._module))  # it may have come from another process
 
     def __getattr__(self, name: str) -> Any:
         if name == "_site":  # a copy that is being made has none yet
@@ -217,7 +216,7 @@ def enable(
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     function = named_method(method, params) if isinstance(method, str) else method
-    tell_text = _takes_text(function)
+    tell_text = takes_text(function)
     buffers, padding = Buffers(), Padding()
 
     def site(_: int, processor: Any) -> Site:
@@ -240,9 +239,10 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     name = type(transformer).__name__
     if any(isinstance(module.processor, _Processor) for module in modules):
         raise InputError(f"this {name} is enabled already; disable it first.")
+    models = _TRANSFORMERS + _MODELS[name]
     for layer, module in enumerate(modules):
-        module.processor = _Processor(site(layer, module.processor))
-    _install(importlib.import_module(_TRANSFORMERS + _MODELS[name]))
+        module.processor = _Processor(site(layer, module.processor), models)
+    _install(importlib.import_module(models))
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -277,24 +277,6 @@ def explain(transformer: torch.nn.Module) -> str:
     )
 
 
-def named_method(name: str, params: Any = None) -> MaskFunction:
-    """A method of `wavealign.methods` as a function of Q, K and text tokens.
-
-    Raises:
-        InputError: an unknown method.
-    """
-    from wavealign import methods
-    from wavealign.methods.context import HeadContext
-
-    methods.find_method(name)
-
-    def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
-        context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-        return methods.head_masks(name, q, k, params, context)
-
-    return mask_function
-
-
 def sites_of(transformer: torch.nn.Module, kind: type[S]) -> Iterator[S]:
     """The sites of a kind that stand under a transformer, layer by layer."""
     for module in _attentions(transformer):
@@ -308,13 +290,6 @@ def _attentions(transformer: torch.nn.Module) -> list[Any]:
     if name not in _MODELS:
         raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
     return self_attentions(transformer)
-
-
-def _takes_text(function: Callable[..., Any]) -> bool:
-    try:
-        return "text_tokens" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin has no signature
-        return False
 
 
 def _install(module: Any) -> None:

@@ -9,6 +9,7 @@ Schedulers that evaluate a timestep twice can't be told from guidance, and are r
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from wavealign.qk.grid import TokenGrid
 from wavealign.sessions import Session, make_session
 
 BRANCHES = ("cond", "uncond")
+_beginning = threading.Lock()
 
 
 @dataclass
@@ -37,6 +39,7 @@ class _Run:
     call: int = 0
     calls: int = 0  # at the first step: one for each branch
     running: bool = False  # a call that began and didn't end
+    thread: int = 0  # that began it
     hooks: list[Any] = field(default_factory=list, repr=False)
 
     @property
@@ -49,12 +52,20 @@ class _Run:
         value = timestep_of(named.get("timestep", arguments[1] if len(arguments) > 1 else None))
         if value is None:
             raise InputError("the transformer was called without a timestep; a session counts it.")
-        step, call = self._place(value)
-        if (step, call) == (0, 0):
-            self._begin_run(model, arguments, named)
-        self.step, self.call, self.timestep = step, call, value
-        self.calls = call + 1 if step == 0 else self.calls
-        self.running = True
+        with _beginning:
+            alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+            if self.running and self.timestep is not None and self.thread in alive:
+                raise InputError(
+                    "another thread's call of this transformer hasn't ended, and a session counts "
+                    "the steps of one run; expected a transformer for each run, or "
+                    "restart(transformer) if that call was broken off."
+                )
+            step, call = self._place(value)
+            if (step, call) == (0, 0):
+                self._begin_run(model, arguments, named)
+            self.step, self.call, self.timestep = step, call, value
+            self.calls = call + 1 if step == 0 else self.calls
+            self.running, self.thread = True, threading.get_ident()
 
     def end_call(self, *_: Any) -> None:
         """After the transformer ran."""

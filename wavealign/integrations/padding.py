@@ -61,9 +61,11 @@ class Padding:
     """The lengths that a model's padding masks say; the last mask's are kept for other layers."""
 
     def __init__(self) -> None:
-        self._mask: torch.Tensor | None = None
-        self._version = 0
-        self._counts: tuple[int, ...] = ()
+        # Replaced as a whole, so that no thread finds another's counts beside its own mask.
+        self._read_last: tuple[torch.Tensor | None, int, tuple[int, ...]] = (None, 0, ())
+
+    def __reduce__(self) -> tuple[type[Padding], tuple[()]]:
+        return Padding, ()  # a copy has read nothing yet
 
     def lengths(
         self, mask: torch.Tensor | None, batch: int, video_tokens: int, text_tokens: int
@@ -106,8 +108,9 @@ class Padding:
     def _read(self, flat: torch.Tensor, mask: torch.Tensor) -> tuple[int, ...]:
         # An inference tensor doesn't count its changes; diffusers makes a mask each forward.
         version = 0 if mask.is_inference() else mask._version
-        if mask is self._mask and version == self._version:
-            return self._counts
+        last, last_version, known = self._read_last
+        if mask is last and version == last_version:
+            return known
         counts = (flat != 0).sum(-1)
         prefix = torch.arange(flat.shape[1], device=flat.device) < counts[:, None]
         wrong = ((flat != 0) != prefix).any(-1)
@@ -117,5 +120,5 @@ class Padding:
                 f"the attention mask of sequence {found[1].index(1)} has gaps; expected the tokens "
                 "that count first and padding behind them."
             )
-        self._mask, self._version, self._counts = mask, version, tuple(found[0])
-        return self._counts
+        self._read_last = mask, version, tuple(found[0])
+        return tuple(found[0])

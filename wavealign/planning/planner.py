@@ -29,7 +29,12 @@ class Planner:
 
     A call starts work on the device and never waits for it; once the policies in use have been
     planned once, it can be captured in a CUDA graph. Buffers take ``4·H·M·(width + 5)`` bytes, a
-    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB.
+    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB. Calls
+    come from one thread at a time, on one stream.
+
+    Attributes:
+        edition: calls that have begun to write: a schedule is that of its call only while the
+            edition is, so one that was broken off half-way passes for nobody's.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class Planner:
             raise InputError(f"{N} K/V blocks; a planner takes at most {_MOST_COLUMNS}.")
         self.shape, self.wave, self.seed = (H, M, N), wave, seed
         self.device = torch.device(device)
-        self.layout = layout or ListLayout()
+        self.layout, self.edition = layout or ListLayout(), 0
         width = width or N
         with torch.inference_mode(False):  # buffers that may be written in any mode later
             self._table = torch.empty(H, M, dtype=torch.int32, device=self.device)
@@ -95,6 +100,7 @@ class Planner:
                 f"{list(self.shape)} on {self._table.device}."
             )
         recipes = recipes_per_head(policies, H)
+        self.edition += 1
         visits = [recipe.visits for recipe in recipes]
         counts = kept.sum(-1, dtype=torch.int32)
         rows = row_orders.Rows(kept, counts, self.wave, self._start)

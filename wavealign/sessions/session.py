@@ -16,6 +16,7 @@ import torch
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Sequences, mask_sizes
+from wavealign.attention.lanes import capturing
 from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
@@ -169,12 +170,17 @@ class Session:
             MissingCapabilityError: no backend for these inputs, at the first step.
         """
         step = whole_number(f"layer {layer}, branch '{branch}': step", step)
+        if isinstance(q, torch.Tensor) and capturing(q.device):
+            raise InputError(
+                "a CUDA graph is being captured, and a session counts steps on the host, which a "
+                "replay wouldn't; expected a call outside the capture."
+            )
         if text_tokens is None:
             text_tokens = self._text_tokens
         text_tokens = whole_number("text tokens", text_tokens)
         state = self._state(step, layer, branch, (q, k, v), text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(q.device.type, enabled=False), torch.cuda.device_of(q):
             return self._go_on(state, step, layer, branch, (q, k, v))
 
     def _go_on(
