@@ -52,5 +52,5 @@ def capturing(device: torch.device) -> bool:
     """Whether the current stream of a device is being captured in a CUDA graph."""
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):
+    with on_device(device):
         return torch.cuda.is_current_stream_capturing()

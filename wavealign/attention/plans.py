@@ -298,5 +298,5 @@ def plan(
     heads, sizes = check_mask(mask, block, tokens, device)
     # Nobody knows the sequences yet: they are assumed to be bf16.
     prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
-    with torch.cuda.device_of(heads):
+    with on_device(heads):
         return prepared.plan(heads, prepared.planner(), uses=uses)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign._devices import on_device
 from wavealign.attention import lanes
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
@@ -214,7 +215,7 @@ class Attention:
         """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        with torch.cuda.device_of(sequences.q):  # Triton launches on the current one
+        with on_device(sequences.q):
             plan = self._plan(sequences, mask, same_mask)
             original = all(policy == "original" for policy in plan.policies)
             self._count(host_seconds=time.perf_counter() - started, skipped=original)
