@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from wavealign._devices import on_device
+
 _MOST_STREAMS = 16  # of a thread that are remembered; the oldest goes
 
 K = TypeVar("K")
