@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import weakref
 
@@ -107,10 +108,16 @@ def test_threads_objects_masks_and_errors(cases, monkeypatch):
 
 def test_counts_are_right_under_threads(cases):
     (q, k, v), masks, _ = cases
-    one = site("nnz")
-    in_threads(8, lambda i: [one(q, k, v, masks[0], same_mask=True) for _ in range(25)])
-    told = one.statistics
-    assert (told.calls, told.planned, told.reused) == (200, 8, 192)
+    one, before = site("nnz"), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(8, lambda i: [one(q, k, v, masks[0], same_mask=True) for _ in range(25)])
+        told = one.statistics
+        assert (told.calls, told.planned, told.reused) == (200, 8, 192)
+        in_threads(8, lambda i: [one._count(skipped=1) for _ in range(5000)])
+        assert told.skipped == 40_000
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_nothing_is_left_of_threads_that_ended(cases):
@@ -195,6 +202,9 @@ def test_a_plan_that_breaks_off_passes_for_nobodys(cases, monkeypatch, part, pro
         patch.setattr(planning, part, broken)
         with pytest.raises(problem):
             one(*qkv, masks[1])
+        patch.setattr(lanes, "capturing", lambda _: True)
+        with pytest.raises(InputError, match="a call like this one beforehand"):
+            one(*qkv, masks[1])  # that call never came to its policies
     torch.testing.assert_close(one(*qkv, masks[0], same_mask=True), wanted[0])
     torch.testing.assert_close(one(*qkv, masks[1], same_mask=True), wanted[1])
 
