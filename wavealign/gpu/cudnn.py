@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.cute import CUTE
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.sizes import Sizes
 from wavealign.planning.layout import ListLayout
@@ -39,13 +40,14 @@ class CudnnBlockSparse(Backend):
         indices = lists.indices.expand(len(q), -1, -1, -1).contiguous()
 
         def launch() -> tuple[Tensor, Tensor]:
-            result = block_sparse_attention_forward(
-                q, k, v, indices,
-                q2k_block_nums=counts,
-                sparse_block_size=sizes.block_kv,
-                allow_empty_block_nums=True,
-                layout="bshd",
-            )  # fmt: skip
+            with CUTE:
+                result = block_sparse_attention_forward(
+                    q, k, v, indices,
+                    q2k_block_nums=counts,
+                    sparse_block_size=sizes.block_kv,
+                    allow_empty_block_nums=True,
+                    layout="bshd",
+                )  # fmt: skip
             return result["o_tensor"], result["lse_tensor"]
 
         return BoundKernel(launch)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wavealign.gpu.backend import Backend, BoundKernel
 from wavealign.gpu.capabilities import Capabilities
+from wavealign.gpu.cute import CUTE
 from wavealign.gpu.inputs import Inputs
 from wavealign.gpu.sizes import Sizes
 from wavealign.planning.layout import ListLayout
@@ -60,8 +61,8 @@ class FlashAttention4(Backend):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what its compiler says about arguments and names of its own."""
-    with warnings.catch_warnings():
+    """One thread at a time, and without what the compiler says about names of its own."""
+    with CUTE, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

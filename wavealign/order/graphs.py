@@ -6,8 +6,6 @@ row-overlap graph of a mask is nearly complete, and orders nothing.
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,22 +14,13 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from scipy.spatial import cKDTree
 
 from wavealign._extras import require
+from wavealign._locks import ForkSafeLock
 from wavealign.masks.block_mask import HeadMask, Int32Array
 from wavealign.order.context import Draw, OrderContext
 from wavealign.order.schedule import inverse
 from wavealign.order.spectra import long_rows_first, singular_coordinates
 
-_metis_lock = threading.Lock()  # its random numbers are the process's
-
-
-def _renew_lock() -> None:
-    """In a forked child: whichever thread held the lock is gone."""
-    global _metis_lock
-    _metis_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_metis_lock = ForkSafeLock()  # its random numbers are the process's
 
 
 def rcm(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> Int32Array:
