@@ -45,6 +45,11 @@ class Masks:
         return torch.rand(q.shape[2], M, N, generator=generator) < self.density
 
 
+def at(inputs, time):
+    """A call's arguments at another timestep."""
+    return {**inputs, "timestep": torch.full_like(inputs["timestep"], time)}
+
+
 @pytest.mark.parametrize("make", [wan, ltx])
 def test_a_full_mask_is_dense_attention(make):
     model, inputs = make()
@@ -134,16 +139,17 @@ def test_a_method_is_told_where_text_begins():
 def test_masks_are_kept_for_each_text_of_guidance():
     model, inputs = hunyuan((4, 7))
     other = {**inputs, "encoder_attention_mask": text_mask((2, 9))}
-    wanted = [forward(model, inputs), forward(model, other)]
+    wanted = [forward(model, at(each, time)) for time in (9, 8) for each in (inputs, other)]
     masks = Masks()
     integration.enable(model, masks, mask_every=2, **OPTIONS)
-    for _ in range(2):
-        torch.testing.assert_close(forward(model, inputs), wanted[0])
-        torch.testing.assert_close(forward(model, other), wanted[1])
+    for time in (9, 8):
+        for each in (inputs, other):
+            torch.testing.assert_close(forward(model, at(each, time)), wanted.pop(0))
     assert masks.calls == 2 * 2 * 2  # texts, sequences, layers
-    forward(model, {**inputs, "encoder_attention_mask": text_mask((1, 1))})
     site = next(integration.sites_of(model, integration.Site))
-    assert [len(kept.masks) for kept in site.kept.values()] == [2, 1]
+    assert [len(kept.masks) for kept in site.kept.values()] == [2, 2]
+    forward(model, at({**inputs, "encoder_attention_mask": text_mask((1, 1))}, 7))
+    assert [len(kept.masks) for kept in site.kept.values()] == [1]
 
 
 def test_short_sequences_keep_their_padding_mask():
@@ -176,13 +182,14 @@ def test_a_sparse_mask_changes_the_output_and_another_model_stays_dense():
     assert torch.equal(forward(model, inputs), dense)
 
 
-def test_masks_are_kept_for_some_calls_and_short_sequences_left_alone():
+def test_masks_are_kept_for_some_steps_and_short_sequences_left_alone():
     model, inputs = wan()
     dense = forward(model, inputs)
     masks = Masks()
     integration.enable(model, masks, mask_every=3, **OPTIONS)
-    for _ in range(4):
-        torch.testing.assert_close(forward(model, inputs), dense)
+    for time in (8, 7, 6, 5):
+        out = forward(model, at(inputs, time))
+    torch.testing.assert_close(out, dense)
     assert masks.calls == 4  # two layers, twice each
     assert integration.statistics(model).calls == 8
     integration.disable(model)

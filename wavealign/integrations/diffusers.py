@@ -25,6 +25,7 @@ from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.integrations.progress import Progress
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
@@ -36,7 +37,6 @@ _MODELS = {  # class: module of its processors
     "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
 }
 _SLOT = "_wavealign"
-_MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
 
 
 @dataclass
@@ -84,10 +84,11 @@ class MaskFunction(Protocol):
 
 @dataclass
 class _Kept:
-    """Masks of a layer that calls share: those of each part of the batch."""
+    """Masks of a layer and branch that steps share: those of each part of the batch."""
 
+    run: int
+    step: int
     masks: list[torch.Tensor] = field(default_factory=list)
-    age: int = 0
 
 
 @dataclass
@@ -98,12 +99,13 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
+    progress: Progress
     kept: dict[object, _Kept] = field(default_factory=dict)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        kept = self._kept((q.shape, lengths))
+        kept = self._kept(q.shape, lengths) if self.mask_every > 1 else _Kept(0, 0)
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             mask = kept.masks[i] if i < len(kept.masks) else self._mask(q, k, lengths)
@@ -115,16 +117,21 @@ class _MaskSite(Site):
 
         return lengths.attend(q, k, v, one)
 
-    def _kept(self, key: object) -> _Kept:
-        kept = self.kept.pop(key, _Kept())
-        if kept.age >= self.mask_every:
-            kept = _Kept()
-        kept.age += 1
-        if self.mask_every > 1:
-            if len(self.kept) >= _MOST_KEPT:
-                self.kept.pop(next(iter(self.kept)))
-            self.kept[key] = kept
-        return kept
+    def _kept(self, *of: object) -> _Kept:
+        """What this run's last steps kept for the branch and these sizes; nothing else stays."""
+        place = self.progress.place
+        if place is None:
+            raise InputError("an attention layer was called outside its transformer.")
+        self.kept = {
+            key: kept
+            for key, kept in self.kept.items()
+            if kept.run == place.run and place.step - kept.step < self.mask_every
+        }
+        return self.kept.setdefault((place.branch, of), _Kept(place.run, place.step))
+
+    def close(self) -> None:
+        """Stop counting steps; the first layer's call does it, the others' do nothing."""
+        self.progress.close()
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -202,8 +209,9 @@ def enable(
         params: of a named method.
         block: tokens of a query and of a K/V block of the masks.
         profile, policy, backend, reuse: see `Attention`.
-        mask_every: calls of a layer, with sequences of the same lengths, that share a mask; more
-            than one keeps masks for each layer, ``B·H·M·N`` bytes for each of the last two lengths.
+        mask_every: steps that share a mask of a layer. More than one keeps masks for each layer,
+            ``B·H·M·N`` bytes for each branch of the guidance, and steps are told as `Progress`
+            says: timesteps must fall, and reading them and the text makes the host wait.
         min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:
@@ -218,16 +226,20 @@ def enable(
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     function = named_method(method, params) if isinstance(method, str) else method
     tell_text = _takes_text(function)
-    buffers, padding = Buffers(), Padding()
+    buffers, padding, progress = Buffers(), Padding(), Progress()
 
     def site(_: int, processor: Any) -> Site:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
-        return _MaskSite(processor, min_tokens, padding, attention, function, tell_text, mask_every)
+        return _MaskSite(
+            processor, min_tokens, padding, attention, function, tell_text, mask_every, progress
+        )
 
     put_sites(transformer, site)
+    if mask_every > 1:
+        progress.watch(transformer)
 
 
 def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) -> None:

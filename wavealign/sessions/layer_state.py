@@ -65,7 +65,10 @@ def check_step(where: str, step: int, state: LayerState | None, steps: int) -> N
             "begins with reset()."
         )
     if step > expected:
-        raise InputError(f"{where}: step {step} skips step {expected}.")
+        raise InputError(
+            f"{where}: step {step} skips step {expected}; expected a call at every step. A cache "
+            "that skips layers can't run with a session, nor guidance that pauses."
+        )
 
 
 def told(signature: Signature) -> str:

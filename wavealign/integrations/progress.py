@@ -1,0 +1,207 @@
+"""Where in a run a call of a transformer is: `Progress` tells run, step and branch.
+
+A transformer is only called, so this is told from what it is called with. A lower timestep is the
+next step, a higher one another run. At an equal one the text tells branches of the guidance apart:
+
+- a text that this step didn't have yet, or at the first step the same latents again, is a branch;
+- else, at the first step, other latents are another run: the one before was broken off;
+- else a timestep of 16 bits is the next step, whose timestep was rounded to the same value.
+
+What this leaves open is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wavealign.errors import InputError
+
+_ROUNDED = (torch.bfloat16, torch.float16)
+_TEXT = ("encoder_", "pooled_", "image_embeds")
+_MOST_ALIKE = 4  # calls of a first step with one text and the same latents
+_ANEW = (
+    "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
+    "another capture"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call."""
+
+    run: int
+    step: int
+    branch: int
+    call: int
+
+
+@dataclass
+class Progress:
+    """The place of the call at hand.
+
+    Attributes:
+        steps: of a run, where that is known.
+        announced: the next call, or the first of this run, was said to begin a run.
+        place: None before the first call.
+        interrupted: the call before this one didn't end.
+        timestep: of this step.
+    """
+
+    steps: int | None = None
+    announced: bool = False
+    place: Place | None = None
+    interrupted: bool = False
+    timestep: float = 0.0
+    _run: int = -1
+    _running: bool = False
+    _first: float = 0.0
+    # A branch is a text, and which call with it of a step; with the latents of the first step.
+    _branches: dict[tuple[str, int], str] = field(default_factory=dict)
+    _called: list[tuple[str, int]] = field(default_factory=list)
+    _hooks: list[Any] = field(default_factory=list, repr=False)
+
+    def watch(
+        self, model: nn.Module, began: Callable[[nn.Module, dict[str, Any]], None] | None = None
+    ) -> None:
+        """Follow a model's calls, and tell `began` the arguments of each once its place is known.
+
+        Several models that are watched share their runs.
+        """
+        self._hooks += [
+            model.register_forward_pre_hook(_Hook(self, began), with_kwargs=True),
+            model.register_forward_hook(self._end),
+        ]
+
+    def close(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def restart(self) -> None:
+        """Take the next call as the first of a run."""
+        self.place, self.announced = None, True
+
+    def begin(self, given: dict[str, Any]) -> None:
+        """Find the place of a call.
+
+        Raises:
+            InputError: no timestep, or a place that can't be known.
+        """
+        timestep, latents = given.get("timestep"), given.get("hidden_states")
+        if timestep is None:
+            raise InputError("the transformer was called without a timestep, which tells steps.")
+        # Of tokens that are given (image to video) it is 0 all along.
+        value = float(timestep.max() if isinstance(timestep, Tensor) else timestep)
+        text = _digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
+        rounded = isinstance(timestep, Tensor) and timestep.dtype in _ROUNDED
+        self.interrupted = self._running
+        again = self.place is not None and self._running and value == self.timestep
+        if not again or self._called[-1][0] != text:
+            early = self.place is None or self.place.step == 0 or value > self.timestep
+            self._move(value, text, rounded, _digest(latents) if early else "")
+
+    def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
+        here, before = self.place, self.timestep
+        if here is None:
+            return self._start(value, text, latents)
+        branch = (text, sum(t == text for t, _ in self._called))
+        if value > before:
+            ended = self.steps is not None and here.step + 1 >= self.steps
+            if not ended and (here.step == 0 or (self.steps is not None and value < self._first)):
+                raise InputError(
+                    f"timestep {value:g} after {before:g}, in a run that began at {self._first:g}; "
+                    f"expected timesteps that fall from step to step, or {_ANEW}."
+                )
+            self.announced = False
+            return self._start(value, text, latents)
+        if value < before:
+            return self._step(value, text, rounded)
+        new = here.step == 0 and branch[1] < _MOST_ALIKE
+        if here.step == 0 and branch[1] and self._branches[text, 0] != latents:
+            if not rounded:
+                self.announced = False
+                return self._start(value, text, latents)
+            if not self.announced:
+                raise InputError(
+                    f"timestep {value:g} again with the same text and other latents: the second "
+                    "step, rounded to the first's timestep, or another run. Expected timesteps in "
+                    f"float32; or, said before each run, {_ANEW}."
+                )
+            new = False
+        if new or not branch[1] or branch in self._branches:
+            return self._enter(here.step, branch, latents)
+        if not rounded or (here.step == 0 and self._branches[text, 0] == latents):
+            raise InputError(
+                f"call {here.call + 2} of the transformer at timestep {value:g}, step {here.step}, "
+                "with a text that had its call; expected a timestep for each step, a scheduler "
+                f"that evaluates it once, and the first step's guidance, or {_ANEW}."
+            )
+        return self._step(value, text, rounded)
+
+    def _start(self, value: float, text: str, latents: str) -> None:
+        self._run, self._first, self.timestep = self._run + 1, value, value
+        self._branches, self._called = {}, []
+        self._enter(0, (text, 0), latents)
+
+    def _step(self, value: float, text: str, rounded: bool) -> None:
+        assert self.place is not None
+        step, called = self.place.step + 1, self._called
+        if self.steps is not None and step >= self.steps:
+            raise InputError(
+                f"timestep {value:g} is step {step} of a run of {self.steps} steps (from 0); "
+                f"expected as many as enable_session(steps=...) says, or {_ANEW}."
+            )
+        missing = [b for b in self._branches if b not in called and (b[0], 0) in called]
+        if rounded and missing:
+            raise InputError(
+                f"step {step - 1} had one call with a text, the first step had more, all with the "
+                "same latents; expected the same guidance at every step, or latents and timesteps "
+                f"(in float32) that tell steps apart, or {_ANEW}."
+            )
+        self._called, self.timestep = [], value
+        self._enter(step, (text, 0), "")
+
+    def _enter(self, step: int, branch: tuple[str, int], latents: str) -> None:
+        self._branches.setdefault(branch, latents)
+        number = list(self._branches).index(branch)
+        self.place = Place(self._run, step, number, len(self._called))
+        self._called.append(branch)
+
+    def _end(self, *_: Any) -> None:
+        self._running = False
+
+
+@dataclass
+class _Hook:
+    """What runs before a watched model."""
+
+    progress: Progress
+    began: Callable[[nn.Module, dict[str, Any]], None] | None
+
+    @torch.compiler.disable
+    def __call__(self, model: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
+        bound = inspect.signature(type(model).forward).bind_partial(model, *arguments, **named)
+        self.progress.begin(bound.arguments)
+        if self.began is not None:
+            self.began(model, bound.arguments)
+        self.progress._running = True
+
+
+def _digest(*values: Any) -> str:
+    """What tells the values of tensors apart; the host waits for them."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in values:
+        if isinstance(value, Tensor):
+            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            found.update(data.numpy().data)
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()
