@@ -46,12 +46,13 @@ class Site:
     Attributes:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
-        padding: shared by all sites.
+        padding, progress: shared by all sites.
     """
 
     original: Any
     min_tokens: int
     padding: Padding
+    progress: Progress
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
@@ -63,9 +64,6 @@ class Site:
             lengths: tokens of each sequence that count.
         """
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Let go of what it holds outside the processor."""
 
 
 S = TypeVar("S", bound=Site)
@@ -99,7 +97,6 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
-    progress: Progress
     kept: dict[object, _Kept] = field(default_factory=dict)
 
     def attend(
@@ -122,16 +119,10 @@ class _MaskSite(Site):
         place = self.progress.place
         if place is None:
             raise InputError("an attention layer was called outside its transformer.")
-        self.kept = {
-            key: kept
-            for key, kept in self.kept.items()
-            if kept.run == place.run and place.step - kept.step < self.mask_every
-        }
+        for key, kept in list(self.kept.items()):
+            if kept.run != place.run or place.step - kept.step >= self.mask_every:
+                del self.kept[key]
         return self.kept.setdefault((place.branch, of), _Kept(place.run, place.step))
-
-    def close(self) -> None:
-        """Stop counting steps; the first layer's call does it, the others' do nothing."""
-        self.progress.close()
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -234,7 +225,7 @@ def enable(
             buffers=buffers,
         )  # fmt: skip
         return _MaskSite(
-            processor, min_tokens, padding, attention, function, tell_text, mask_every, progress
+            processor, min_tokens, padding, progress, attention, function, tell_text, mask_every
         )
 
     put_sites(transformer, site)
@@ -267,7 +258,7 @@ def disable(transformer: torch.nn.Module) -> None:
     if not enabled:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
     for module in enabled:
-        module.processor._site.close()
+        module.processor._site.progress.close()
         module.processor = module.processor._site.original
 
 

@@ -32,7 +32,6 @@ class _Run:
     progress: Progress
     session: Session | None = None
     grid: TokenGrid | None = None
-    branches: int = 0  # at the first step
 
     @property
     def branch(self) -> str:
@@ -45,20 +44,11 @@ class _Run:
         assert place is not None
         if place.step == place.call == 0:
             self._begin_run(model, given)
-            self.branches = 0
         elif self.progress.interrupted:
             raise InputError(
                 f"a call of the transformer at or before this one, at timestep "
                 f"{self.progress.timestep:g}, was broken off, and some layers are a step ahead of "
                 "others; expected a new run: restart(transformer)."
-            )
-        if place.step == 0:
-            self.branches = max(self.branches, place.branch + 1)
-        elif place.branch >= self.branches:
-            raise InputError(
-                f"step {place.step} has a text that the first step didn't have; expected the "
-                "texts of a run's first step at each of its steps, or a new run: "
-                "restart(transformer)."
             )
 
     def _begin_run(self, model: Any, given: dict[str, Any]) -> None:
@@ -84,7 +74,7 @@ class _SessionSite(Site):
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        run, session, place = self.run, self.run.session, self.run.progress.place
+        run, session, place = self.run, self.run.session, self.progress.place
         if session is None or place is None:
             raise InputError("an attention layer was called outside its transformer.")
         alone = len(lengths.parts()) == 1
@@ -95,10 +85,6 @@ class _SessionSite(Site):
             return session.attend(place.step, self.layer, q, k, v, branch, text)
 
         return lengths.attend(q, k, v, one)
-
-    def close(self) -> None:
-        """Stop counting steps; the first layer's call does it, the others' do nothing."""
-        self.run.progress.close()
 
 
 def enable_session(
@@ -142,7 +128,9 @@ def enable_session(
     # What can be wrong with them shows now, not in the middle of a run.
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
     run, padding = _Run(method, options, Progress(steps)), Padding()
-    put_sites(transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run, i))
+    put_sites(
+        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, run, i)
+    )
     run.progress.watch(transformer, run.begin_call)
 
 
@@ -184,7 +172,8 @@ def restart(transformer: torch.nn.Module) -> None:
     Raises:
         InputError: it runs no session.
     """
-    _run_of(transformer).progress.restart()
+    progress = _run_of(transformer).progress
+    progress.place, progress.announced = None, True
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

@@ -7,11 +7,13 @@ next step, a higher one another run. At an equal one the text tells branches of 
 - else, at the first step, other latents are another run: the one before was broken off;
 - else a timestep of 16 bits is the next step, whose timestep was rounded to the same value.
 
-What this leaves open is refused.
+What this leaves open is refused, as is a first step whose timestep of 16 bits comes again, unless
+the run's beginning was announced.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from torch import Tensor, nn
 
 from wavealign.errors import InputError
 
+# Told a model and the arguments of a call.
+Began = Callable[[nn.Module, dict[str, Any]], None]
 _ROUNDED = (torch.bfloat16, torch.float16)
 _TEXT = ("encoder_", "pooled_", "image_embeds")
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
@@ -67,26 +71,21 @@ class Progress:
     _called: list[tuple[str, int]] = field(default_factory=list)
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
-    def watch(
-        self, model: nn.Module, began: Callable[[nn.Module, dict[str, Any]], None] | None = None
-    ) -> None:
+    def watch(self, model: nn.Module, began: Began | None = None) -> None:
         """Follow a model's calls, and tell `began` the arguments of each once its place is known.
 
         Several models that are watched share their runs.
         """
+        begin = functools.partial(self._begin_call, began)
         self._hooks += [
-            model.register_forward_pre_hook(_Hook(self, began), with_kwargs=True),
-            model.register_forward_hook(self._end),
+            model.register_forward_pre_hook(begin, with_kwargs=True),
+            model.register_forward_hook(self._end_call),
         ]
 
     def close(self) -> None:
         """Watch no more."""
         for hook in self._hooks:
             hook.remove()
-
-    def restart(self) -> None:
-        """Take the next call as the first of a run."""
-        self.place, self.announced = None, True
 
     def begin(self, given: dict[str, Any]) -> None:
         """Find the place of a call.
@@ -102,15 +101,15 @@ class Progress:
         text = _digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
         rounded = isinstance(timestep, Tensor) and timestep.dtype in _ROUNDED
         self.interrupted = self._running
-        again = self.place is not None and self._running and value == self.timestep
-        if not again or self._called[-1][0] != text:
-            early = self.place is None or self.place.step == 0 or value > self.timestep
-            self._move(value, text, rounded, _digest(latents) if early else "")
+        early = self.place is None or self.place.step == 0 or value > self.timestep
+        self._move(value, text, rounded, _digest(latents) if early else "")
 
     def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
         here, before = self.place, self.timestep
-        if here is None:
+        if here is None or (self._running and here.step == here.call == 0):
             return self._start(value, text, latents)
+        if self._running and value == before and self._called[-1][0] == text:
+            return None  # the call that was broken off, again
         branch = (text, sum(t == text for t, _ in self._called))
         if value > before:
             ended = self.steps is not None and here.step + 1 >= self.steps
@@ -119,51 +118,44 @@ class Progress:
                     f"timestep {value:g} after {before:g}, in a run that began at {self._first:g}; "
                     f"expected timesteps that fall from step to step, or {_ANEW}."
                 )
-            self.announced = False
             return self._start(value, text, latents)
         if value < before:
-            return self._step(value, text, rounded)
-        new = here.step == 0 and branch[1] < _MOST_ALIKE
-        if here.step == 0 and branch[1] and self._branches[text, 0] != latents:
+            return self._step(value, text)
+        # Guidance passes the same latents. Without another text between, equal ones say little.
+        alike = here.step == 0 and latents == self._branches.get((text, 0))
+        alike = alike and (not rounded or here.call > 0)
+        if here.step == 0 and branch[1] and not alike:
             if not rounded:
-                self.announced = False
                 return self._start(value, text, latents)
             if not self.announced:
                 raise InputError(
-                    f"timestep {value:g} again with the same text and other latents: the second "
-                    "step, rounded to the first's timestep, or another run. Expected timesteps in "
-                    f"float32; or, said before each run, {_ANEW}."
+                    f"timestep {value:g} again with the same text: the second step, rounded to the "
+                    "first's timestep, or another run. Expected timesteps in float32; or, said "
+                    f"before each run, {_ANEW}."
                 )
-            new = False
-        if new or not branch[1] or branch in self._branches:
+        elif not branch[1] or branch in self._branches or (alike and branch[1] < _MOST_ALIKE):
             return self._enter(here.step, branch, latents)
-        if not rounded or (here.step == 0 and self._branches[text, 0] == latents):
+        elif not rounded or alike:
             raise InputError(
                 f"call {here.call + 2} of the transformer at timestep {value:g}, step {here.step}, "
                 "with a text that had its call; expected a timestep for each step, a scheduler "
                 f"that evaluates it once, and the first step's guidance, or {_ANEW}."
             )
-        return self._step(value, text, rounded)
+        return self._step(value, text)
 
     def _start(self, value: float, text: str, latents: str) -> None:
         self._run, self._first, self.timestep = self._run + 1, value, value
         self._branches, self._called = {}, []
+        self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
-    def _step(self, value: float, text: str, rounded: bool) -> None:
+    def _step(self, value: float, text: str) -> None:
         assert self.place is not None
-        step, called = self.place.step + 1, self._called
+        step = self.place.step + 1
         if self.steps is not None and step >= self.steps:
             raise InputError(
                 f"timestep {value:g} is step {step} of a run of {self.steps} steps (from 0); "
                 f"expected as many as enable_session(steps=...) says, or {_ANEW}."
-            )
-        missing = [b for b in self._branches if b not in called and (b[0], 0) in called]
-        if rounded and missing:
-            raise InputError(
-                f"step {step - 1} had one call with a text, the first step had more, all with the "
-                "same latents; expected the same guidance at every step, or latents and timesteps "
-                f"(in float32) that tell steps apart, or {_ANEW}."
             )
         self._called, self.timestep = [], value
         self._enter(step, (text, 0), "")
@@ -174,24 +166,16 @@ class Progress:
         self.place = Place(self._run, step, number, len(self._called))
         self._called.append(branch)
 
-    def _end(self, *_: Any) -> None:
-        self._running = False
-
-
-@dataclass
-class _Hook:
-    """What runs before a watched model."""
-
-    progress: Progress
-    began: Callable[[nn.Module, dict[str, Any]], None] | None
-
     @torch.compiler.disable
-    def __call__(self, model: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
-        bound = inspect.signature(type(model).forward).bind_partial(model, *arguments, **named)
-        self.progress.begin(bound.arguments)
-        if self.began is not None:
-            self.began(model, bound.arguments)
-        self.progress._running = True
+    def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
+        bound = inspect.signature(type(model).forward).bind_partial(model, *given, **named)
+        self.begin(bound.arguments)
+        if began is not None:
+            began(model, bound.arguments)
+        self._running = True
+
+    def _end_call(self, *_: Any) -> None:
+        self._running = False
 
 
 def _digest(*values: Any) -> str:
