@@ -362,3 +362,82 @@ def test_sessions_refuse_frames_of_the_past():
     model, _ = framepack()
     with pytest.raises(InputError, match="its tokens are no grid"):
         diffusers_sessions.enable_session(model, "gsrs")
+
+
+def test_masks_are_of_one_run_and_branch():
+    model, inputs = wan()
+    texts = [inputs["encoder_hidden_states"], torch.randn(2, 7, 16)]
+    made = []
+
+    def masks(q, k):
+        made.append(now)
+        return Masks()(q, k)
+
+    integration.enable(model, masks, mask_every=2, **OPTIONS)
+    runs = [(9,), (9, 8, 7), (9, 8)]  # the first is broken off
+    for run, times in enumerate(runs):
+        latents = torch.randn_like(inputs["hidden_states"])
+        for time in times:
+            for branch, text in enumerate(texts):
+                now = run, time, branch
+                given = {"hidden_states": latents, "encoder_hidden_states": text}
+                forward(model, at({**inputs, **given}, time))
+    wanted = [(run, t, b) for run, t in ((0, 9), (1, 9), (1, 7), (2, 9)) for b in (0, 1)]
+    assert made == [each for each in wanted for _ in range(2)]  # layers
+    integration.disable(model)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_a_session_after_a_run_broken_off_is_as_new():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    other = {**inputs, "hidden_states": torch.randn_like(inputs["hidden_states"])}
+    options = {**SESSION, "search_steps": (0, 3), "p": (0.5, 0.4)}
+    diffusers_sessions.enable_session(model, "gsrs", **options)
+    wanted = run_of(model, inputs)
+    forward(model, at(other, 900))
+    for out, fresh in zip(run_of(model, inputs), wanted, strict=True):
+        assert torch.equal(out, fresh)
+    assert diffusers_sessions.session_of(model).statistics.searched == 4
+
+
+def test_a_session_counts_steps_of_one_rounded_timestep():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = hunyuan15()
+    model.to(torch.bfloat16)
+    inputs = {
+        name: value.to(torch.bfloat16) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    for time in (1000.0, 996.0, 996.0, 992.0, 992.0):
+        forward(model, at(inputs, time))
+    found = diffusers_sessions.session_of(model).statistics
+    sites = found.searched // 2
+    assert (found.full, found.reused) == (sites, 2 * sites)
+
+
+def test_sessions_refuse_what_they_cannot_follow():
+    from diffusers import FirstBlockCacheConfig
+
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)
+    forward(model, at(inputs, 100))
+    with pytest.raises(InputError, match="timestep 300 after 100"):
+        forward(model, at(inputs, 300))
+    forward(model, at(inputs, 90))
+    late = {**inputs, "encoder_hidden_states": torch.randn(2, 7, 16)}
+    with pytest.raises(InputError, match=r"skips step 0.*guidance that begins late"):
+        forward(model, at(late, 90))
+    model.enable_cache(FirstBlockCacheConfig())
+    diffusers_sessions.restart(model)
+    with pytest.raises(InputError, match=r"has a cache that skips layers \(fbc_"):
+        forward(model, at(inputs, 900))
+    integration.disable(model)
+    with pytest.raises(InputError, match="has a cache that skips layers"):
+        diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)
