@@ -116,6 +116,18 @@ def test_what_cannot_be_known_is_refused(calls, steps, message):
         places(calls, steps=steps)
 
 
+def test_texts_in_lists_are_read_whole():
+    long = torch.zeros(1, 5000)
+    other = long.clone()
+    other[0, 2500] = 1  # not among what a tensor prints
+    model, progress, found = Model(), Progress(), []
+    progress.watch(model)
+    for text in (long, other):
+        model([torch.ones(1)], torch.tensor([9]), [text])
+        found.append(progress.place.branch)
+    assert found == [0, 1]
+
+
 def test_a_run_may_begin_lower_once_the_last_is_over():
     run = [(900, A, 0), (700, A, 1), (800, A, 2)]
     assert places(run, steps=2)[-1] == (1, 0, 0)

@@ -193,8 +193,8 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         attached: list[nn.Module] = []
 
         def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-            found = any(hasattr(module, name) for name in _BLOCK_LISTS)
-            if found and not any(module is known for known in attached):
+            known = any(module is part for model in attached for part in model.modules())
+            if not known and any(hasattr(module, name) for name in _BLOCK_LISTS):
                 if attached and type(module) is not type(attached[0]):
                     raise InputError(
                         f"{type(module).__name__} is called beside {type(attached[0]).__name__}; "

@@ -179,7 +179,7 @@ class Progress:
 
 
 def _digest(*values: Any) -> str:
-    """What tells the values of tensors apart; the host waits for them."""
+    """What tells values apart, those of tensors and of lists of them; the host waits for them."""
     found = hashlib.blake2b(digest_size=16)
     for value in values:
         if isinstance(value, Tensor):
@@ -187,5 +187,6 @@ def _digest(*values: Any) -> str:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found.update(data.numpy().data)
         else:
-            found.update(repr(value).encode())
+            parts = _digest(*value) if isinstance(value, list | tuple) else repr(value)
+            found.update(parts.encode())
     return found.hexdigest()
