@@ -26,6 +26,7 @@ from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.mask_functions import MaskFunction, named_method, takes_text
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.integrations.progress import ThreadProgress, Watch
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
@@ -37,7 +38,6 @@ _MODELS = {  # class: module of its processors
     "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
 }
 _SLOT = "_wavealign"
-_MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
 
 
 @dataclass
@@ -47,12 +47,13 @@ class Site:
     Attributes:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
-        padding: shared by all sites.
+        padding, progress: shared by all sites.
     """
 
     original: Any
     min_tokens: int
     padding: Padding
+    progress: Watch
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
@@ -65,19 +66,17 @@ class Site:
         """
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Let go of what it holds outside the processor."""
-
 
 S = TypeVar("S", bound=Site)
 
 
 @dataclass
 class _Kept:
-    """Masks of a layer that calls share: those of each part of the batch."""
+    """Masks of a layer and branch that steps share: those of each part of the batch."""
 
+    run: int
+    step: int
     masks: list[torch.Tensor] = field(default_factory=list)
-    age: int = 0
 
 
 @dataclass
@@ -95,7 +94,7 @@ class _MaskSite(Site):
     ) -> torch.Tensor:
         # A graph's memory is its own: what is captured keeps nothing.
         keeps = self.mask_every > 1 and not capturing(q.device)
-        kept = self._kept((q.shape, lengths), q.device) if keeps else _Kept()
+        kept = self._kept(q.device, q.shape, lengths) if keeps else _Kept(0, 0)
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             known = i < len(kept.masks)
@@ -110,16 +109,16 @@ class _MaskSite(Site):
 
         return lengths.attend(q, k, v, one)
 
-    def _kept(self, key: object, device: torch.device) -> _Kept:
+    def _kept(self, device: torch.device, *of: object) -> _Kept:
+        """What this run's last steps kept for the branch and these sizes; nothing else stays."""
+        place = self.progress.place
+        if place is None:
+            raise InputError("an attention layer was called outside its transformer.")
         lane = self.kept.here(device)
-        kept = lane.pop(key, _Kept())
-        if kept.age >= self.mask_every:
-            kept = _Kept()
-        kept.age += 1
-        if len(lane) >= _MOST_KEPT:
-            lane.pop(next(iter(lane)))
-        lane[key] = kept
-        return kept
+        for key, kept in list(lane.items()):
+            if kept.run != place.run or place.step - kept.step >= self.mask_every:
+                del lane[key]
+        return lane.setdefault((place.branch, of), _Kept(place.run, place.step))
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -201,8 +200,9 @@ def enable(
         params: of a named method.
         block: tokens of a query and of a K/V block of the masks.
         profile, policy, backend, reuse: see `Attention`.
-        mask_every: calls of a layer, with sequences of the same lengths, that share a mask; more
-            than one keeps masks for each layer, ``B·H·M·N`` bytes for each of the last two lengths.
+        mask_every: steps that share a mask of a layer. More than one keeps masks for each layer,
+            ``B·H·M·N`` bytes for each branch of the guidance, and steps are told as `Progress`
+            says: timesteps must fall, and reading them and the text makes the host wait.
         min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:
@@ -217,16 +217,20 @@ def enable(
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     function = named_method(method, params) if isinstance(method, str) else method
     tell_text = takes_text(function)
-    buffers, padding = Buffers(), Padding()
+    buffers, padding, progress = Buffers(), Padding(), ThreadProgress()
 
     def site(_: int, processor: Any) -> Site:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
-        return _MaskSite(processor, min_tokens, padding, attention, function, tell_text, mask_every)
+        return _MaskSite(
+            processor, min_tokens, padding, progress, attention, function, tell_text, mask_every
+        )
 
     put_sites(transformer, site)
+    if mask_every > 1:
+        progress.watch(transformer)
 
 
 def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) -> None:
@@ -255,7 +259,7 @@ def disable(transformer: torch.nn.Module) -> None:
     if not enabled:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
     for module in enabled:
-        module.processor._site.close()
+        module.processor._site.progress.close()
         module.processor = module.processor._site.original
 
 
