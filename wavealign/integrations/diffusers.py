@@ -11,7 +11,6 @@ behind the text: attention and the mask method see the tokens in front of the pa
 
 from __future__ import annotations
 
-import contextvars
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -24,7 +23,9 @@ from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
+from wavealign.integrations.dispatch import SiteProcessor
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.methods.registry import find_method
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
@@ -35,7 +36,6 @@ _MODELS = {  # class: module of its processors
     "HunyuanVideoFramepackTransformer3DModel": "hunyuan_video",
     "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
 }
-_SLOT = "_wavealign"
 _MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
 
 
@@ -132,59 +132,12 @@ class _MaskSite(Site):
         return self.mask_function(q, k, text_tokens=q.shape[1] - lengths.video_tokens)
 
 
-_active: contextvars.ContextVar[tuple[Site, Lengths] | None] = contextvars.ContextVar(
-    "site", default=None
-)
-
-
-class _Processor:
-    """The model's processor, with its site active while it runs."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_site":  # a copy that is being made has none yet
-            raise AttributeError(name)
-        return getattr(self._site.original, name)
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *rest: Any,
-        image_rotary_emb: Any = None,  # diffusers passes what it finds in this signature
-        **named: Any,
-    ) -> Any:
-        site = self._site
-        batch, video = hidden_states.shape[:2]
-        text = encoder_hidden_states.shape[1] if encoder_hidden_states is not None else 0
-        if image_rotary_emb is not None:
-            named["image_rotary_emb"] = image_rotary_emb
-        active = None
-        if video + text >= site.min_tokens:
-            active = site, site.padding.lengths(attention_mask, batch, video, text)
-            if attention_mask is not None:
-                # HunyuanVideo 1.5 makes a mask of tokens x tokens of it in every layer, gigabytes
-                # that nothing reads now. On this device it is a shape without memory.
-                attention_mask = torch.empty_like(attention_mask, device="meta")
-        token = _active.set(active)
-        try:
-            return site.original(
-                attn, hidden_states, encoder_hidden_states, attention_mask, *rest, **named
-            )
-        finally:
-            _active.reset(token)
-
-
 def enable(
     transformer: torch.nn.Module,
     method: str | MaskFunction = "xattention",
     *,
     params: Any = None,
-    block: tuple[int, int] = (128, 128),
+    block: tuple[int, int] | None = None,
     profile: str | None = None,
     policy: str = "auto",
     backend: str = "auto",
@@ -200,14 +153,16 @@ def enable(
             ``[B, tokens, H, D]`` to a bool mask, see `MaskFunction`. Padding isn't among the
             tokens. Sequences of a batch with text of different lengths come one by one.
         params: of a named method.
-        block: tokens of a query and of a K/V block of the masks.
+        block: tokens of a query and of a K/V block of the masks; by default those that a named
+            method makes, and 128x128 of a function.
         profile, policy, backend, reuse: see `Attention`.
         mask_every: calls of a layer, with sequences of the same lengths, that share a mask; more
             than one keeps masks for each layer, ``B·H·M·N`` bytes for each of the last two lengths.
         min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:
-        InputError: another model, one that is enabled already, or unknown names.
+        InputError: another model, one that is enabled already, unknown names, a method that
+            doesn't look at Q and K, parameters of another method, or a block that isn't its own.
     """
     if isinstance(method, str) and method in SESSIONS:
         raise InputError(
@@ -217,6 +172,7 @@ def enable(
     if mask_every < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
     function = named_method(method, params) if isinstance(method, str) else method
+    block = _block_of(method, params, block)
     tell_text = _takes_text(function)
     buffers, padding = Buffers(), Padding()
 
@@ -238,11 +194,13 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     """
     modules = _attentions(transformer)
     name = type(transformer).__name__
-    if any(isinstance(module.processor, _Processor) for module in modules):
+    if any(isinstance(module.processor, SiteProcessor) for module in modules):
         raise InputError(f"this {name} is enabled already; disable it first.")
-    for layer, module in enumerate(modules):
-        module.processor = _Processor(site(layer, module.processor))
-    _install(importlib.import_module(_TRANSFORMERS + _MODELS[name]))
+    home = importlib.import_module(_TRANSFORMERS + _MODELS[name]).__name__
+    made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
+    for module, processor in zip(modules, made, strict=True):
+        module.processor = processor
+        processor.hold()
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -251,12 +209,11 @@ def disable(transformer: torch.nn.Module) -> None:
     Raises:
         InputError: it isn't enabled.
     """
-    enabled = [m for m in _attentions(transformer) if isinstance(m.processor, _Processor)]
+    enabled = [m for m in _attentions(transformer) if isinstance(m.processor, SiteProcessor)]
     if not enabled:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
     for module in enabled:
-        module.processor._site.close()
-        module.processor = module.processor._site.original
+        module.processor = module.processor.remove()
 
 
 def statistics(transformer: torch.nn.Module) -> Statistics:
@@ -281,16 +238,23 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     """A method of `wavealign.methods` as a function of Q, K and text tokens.
 
     Raises:
-        InputError: an unknown method.
+        InputError: an unknown method, one that doesn't look at Q and K, or parameters of another.
     """
     from wavealign import methods
     from wavealign.methods.context import HeadContext
 
-    methods.find_method(name)
+    chosen = methods.find_method(name)
+    params = chosen.settings(params)
+    if not chosen.needs_qk:
+        raise InputError(
+            f"{name} doesn't look at Q and K; expected a method that does, or a function that "
+            "returns a mask made beforehand: lambda q, k: mask."
+        )
 
     def mask_function(q: torch.Tensor, k: torch.Tensor, text_tokens: int = 0) -> torch.Tensor:
         context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-        return methods.head_masks(name, q, k, params, context)
+        with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums
+            return methods.head_masks(name, q, k, params, context)
 
     return mask_function
 
@@ -310,35 +274,27 @@ def _attentions(transformer: torch.nn.Module) -> list[Any]:
     return self_attentions(transformer)
 
 
+def _block_of(
+    method: str | MaskFunction, params: Any, block: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The block of the masks: a method's own, or a function's as it is given."""
+    sizes = tuple(block) if isinstance(block, tuple | list) else ()
+    whole = len(sizes) == 2 and all(isinstance(n, int) and n > 0 for n in sizes)
+    if block is not None and not whole:
+        raise InputError(f"block={block}; expected two sizes in tokens, e.g. block=(128, 64).")
+    if not isinstance(method, str):
+        return (sizes[0], sizes[1]) if sizes else (128, 128)
+    own = find_method(method).settings(params).block_size()
+    if block is not None and sizes != own:
+        raise InputError(
+            f"block={block}: {method} makes blocks of {own[0]}x{own[1]}; leave block out, and "
+            "give params another block where the method can."
+        )
+    return own
+
+
 def _takes_text(function: Callable[..., Any]) -> bool:
     try:
         return "text_tokens" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin has no signature
         return False
-
-
-def _install(module: Any) -> None:
-    """Replace the module's attention operation by one that looks for an active site; once."""
-    original: Callable[..., torch.Tensor] = module.dispatch_attention_fn
-    if hasattr(original, _SLOT):
-        return
-
-    def dispatch(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
-    ) -> torch.Tensor:
-        active = _active.get()
-        if active is None:
-            return original(query, key, value, *rest, **named)
-        mask = rest[0] if rest else named.get("attn_mask")
-        if mask is not None and not mask.is_meta:
-            raise InputError("an attention mask beside the block mask; expected none.")
-        if named.get("parallel_config") is not None:
-            raise InputError(
-                "context parallelism: this device has a part of the sequence only, and a block "
-                "mask is over all of it; expected a transformer without."
-            )
-        site, lengths = active
-        return site.attend(query, key, value, lengths)
-
-    setattr(dispatch, _SLOT, True)
-    module.dispatch_attention_fn = dispatch
