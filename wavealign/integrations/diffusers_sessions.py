@@ -50,8 +50,14 @@ class _Run:
         if value is None:
             raise InputError("the transformer was called without a timestep; a session counts it.")
         step, call = self._place(value)
+        grid = _grid_of(model, arguments, named)
         if (step, call) == (0, 0):
-            self._begin_run(model, arguments, named)
+            self._begin_run(grid)
+        elif grid != self.grid:
+            raise InputError(
+                f"step {step} has tokens of {grid} and the run began with {self.grid}; its masks "
+                "are over those. Expected one size a run, or a new one: restart(transformer)."
+            )
         self.step, self.call, self.timestep = step, call, value
         self.calls = call + 1 if step == 0 else self.calls
         self.running = True
@@ -90,17 +96,19 @@ class _Run:
             )
         return self.step, self.call + 1
 
-    def _begin_run(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        sizes = [named.get(name) for name in ("num_frames", "height", "width")]
-        if all(isinstance(size, int) for size in sizes):
-            grid: TokenGrid | None = TokenGrid(*sizes)  # type: ignore[arg-type]
-        else:
-            latents = named.get("hidden_states", arguments[0] if arguments else None)
-            grid = latent_grid(model, latents)
+    def _begin_run(self, grid: TokenGrid | None) -> None:
         if self.session is None or grid != self.grid:
             self.grid = grid
             self.session = make_session(self.name, grid=grid, **self.options)
         self.session.reset()
+
+
+def _grid_of(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> TokenGrid | None:
+    """The token grid that a transformer is called with."""
+    sizes = [named.get(name) for name in ("num_frames", "height", "width")]
+    if all(isinstance(size, int) for size in sizes):
+        return TokenGrid(*sizes)  # type: ignore[arg-type]
+    return latent_grid(model, named.get("hidden_states", arguments[0] if arguments else None))
 
 
 @dataclass
