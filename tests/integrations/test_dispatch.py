@@ -107,9 +107,9 @@ def test_grouped_queries_and_keys_of_another_length():
     torch.testing.assert_close(
         call.attend(q, k, v, enable_gqa=True), ORIGINAL(q, k, v, enable_gqa=True)
     )
-    with pytest.raises(InputError, match="4 heads of queries and 2 of keys"):
+    with pytest.raises(InputError, match=r"expected as many"):
         call.attend(q, k, v)
-    with pytest.raises(InputError, match="60 queries and 30 keys"):
+    with pytest.raises(InputError, match=r"keys \[1, 30, 2, 12\]"):
         call.attend(q, k[:, :30], v[:, :30], enable_gqa=True)
 
 

@@ -23,7 +23,7 @@ from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
-from wavealign.integrations.dispatch import SiteProcessor
+from wavealign.integrations.dispatch import Site, SiteProcessor
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.methods.registry import find_method
 from wavealign.sessions import SESSIONS
@@ -37,35 +37,6 @@ _MODELS = {  # class: module of its processors
     "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
 }
 _MOST_KEPT = 2  # masks of a layer, by sequence lengths: guidance calls with another text
-
-
-@dataclass
-class Site:
-    """What stands behind a self-attention of an enabled transformer.
-
-    Attributes:
-        original: the model's processor.
-        min_tokens: shorter sequences go to the model's own attention.
-        padding: shared by all sites.
-    """
-
-    original: Any
-    min_tokens: int
-    padding: Padding
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
-    ) -> torch.Tensor:
-        """Attention of a call.
-
-        Args:
-            q, k, v: ``[B, tokens, H, D]``, rotated.
-            lengths: tokens of each sequence that count.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Let go of what it holds outside the processor."""
 
 
 S = TypeVar("S", bound=Site)
@@ -278,19 +249,20 @@ def _block_of(
     method: str | MaskFunction, params: Any, block: tuple[int, int] | None
 ) -> tuple[int, int]:
     """The block of the masks: a method's own, or a function's as it is given."""
-    sizes = tuple(block) if isinstance(block, tuple | list) else ()
-    whole = len(sizes) == 2 and all(isinstance(n, int) and n > 0 for n in sizes)
-    if block is not None and not whole:
+    own = (128, 128)
+    if isinstance(method, str):
+        own = find_method(method).settings(params).block_size()
+    if block is None:
+        return own
+    pair = isinstance(block, tuple | list) and len(block) == 2
+    if not pair or not all(isinstance(n, int) and n > 0 for n in block):
         raise InputError(f"block={block}; expected two sizes in tokens, e.g. block=(128, 64).")
-    if not isinstance(method, str):
-        return (sizes[0], sizes[1]) if sizes else (128, 128)
-    own = find_method(method).settings(params).block_size()
-    if block is not None and sizes != own:
+    if isinstance(method, str) and tuple(block) != own:
         raise InputError(
             f"block={block}: {method} makes blocks of {own[0]}x{own[1]}; leave block out, and "
             "give params another block where the method can."
         )
-    return own
+    return block[0], block[1]
 
 
 def _takes_text(function: Callable[..., Any]) -> bool:

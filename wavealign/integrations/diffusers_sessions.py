@@ -16,7 +16,8 @@ import torch
 
 from wavealign.errors import InputError
 from wavealign.integrations.capture import latent_grid, timestep_of
-from wavealign.integrations.diffusers import Site, put_sites, sites_of
+from wavealign.integrations.diffusers import put_sites, sites_of
+from wavealign.integrations.dispatch import Site
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.qk.grid import TokenGrid
 from wavealign.sessions import Session, make_session

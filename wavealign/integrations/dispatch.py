@@ -14,16 +14,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wavealign.errors import InputError
-from wavealign.integrations.padding import Lengths
-
-if TYPE_CHECKING:
-    from wavealign.integrations.diffusers import Site
+from wavealign.integrations.padding import Lengths, Padding
 
 DISPATCH = "dispatch_attention_fn"
 _SLOT = "_wavealign"  # of a replaced operation: the original and the wrappers around it
@@ -68,6 +65,33 @@ def _set(module: ModuleType, original: Operation, wrappers: tuple[Wrapper, ...])
 
 
 @dataclass
+class Site:
+    """What stands behind a self-attention of an enabled transformer.
+
+    Attributes:
+        original: the model's processor.
+        min_tokens: shorter sequences go to the model's own attention.
+        padding: shared by all sites.
+    """
+
+    original: Any
+    min_tokens: int
+    padding: Padding
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
+        """Attention of a call.
+
+        Args:
+            q, k, v: ``[B, tokens, H, D]``, rotated.
+            lengths: tokens of each sequence that count.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what it holds outside the processor."""
+
+
+@dataclass
 class _Call:
     """A call of a self-attention that has a site, while its processor runs."""
 
@@ -76,21 +100,11 @@ class _Call:
     attended: bool = False
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        attention_kwargs: dict[str, Any] | None = None,
-        *,
-        backend: Any = None,  # of dense attention
-        parallel_config: Any = None,
-        **unknown: Any,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False, attention_kwargs: dict[str, Any] | None = None, *,
+        backend: Any = None, parallel_config: Any = None, **unknown: Any,
+    ) -> Tensor:  # fmt: skip
         """What ``dispatch_attention_fn`` does, by the site: exactly what is asked, or an error."""
         if attn_mask is not None and not attn_mask.is_meta:
             raise InputError("an attention mask beside the block mask; expected none.")
@@ -101,15 +115,10 @@ class _Call:
         if asked:
             told = ", ".join(f"{name}={given}" for name, given in asked.items())
             raise InputError(f"attention with {told}: a block mask can't; expected none of it.")
-        if query.shape[1] != key.shape[1]:
+        if query.shape[1] != key.shape[1] or (query.shape[2] != key.shape[2] and not enable_gqa):
             raise InputError(
-                f"{query.shape[1]} queries and {key.shape[1]} keys in a self-attention; expected "
-                "as many."
-            )
-        if query.shape[2] != key.shape[2] and not enable_gqa:
-            raise InputError(
-                f"{query.shape[2]} heads of queries and {key.shape[2]} of keys without "
-                "enable_gqa; expected as many."
+                f"queries {list(query.shape)} and keys {list(key.shape)} in a self-attention; "
+                "expected as many, and as many heads without enable_gqa."
             )
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -187,7 +196,7 @@ class SiteProcessor:
         image_rotary_emb: Any = None,  # diffusers passes what it finds in this signature
         **named: Any,
     ) -> Any:
-        """What the model's processor gives, its attention by the site.
+        """See `SiteProcessor`; parameters are those of diffusers' processors.
 
         Raises:
             InputError: context parallelism, or a processor that attends by another operation.
