@@ -482,6 +482,27 @@ def test_a_run_belongs_to_one_thread_while_it_calls():
     assert len(problems) == len(expected)
 
 
+@pytest.mark.parametrize("make", [wan, ltx, hunyuan15])
+def test_another_grid_in_mid_run_is_refused_and_a_new_run_follows_it(make):
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = make()
+    turned = dict(inputs)  # as many tokens, height and width exchanged
+    if make is ltx:
+        turned.update(height=inputs["width"], width=inputs["height"])
+    else:
+        turned["hidden_states"] = inputs["hidden_states"].transpose(3, 4)
+    dense = run_of(model, turned)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    forward(model, {**inputs, "timestep": torch.full_like(inputs["timestep"], 900)})
+    later = {**turned, "timestep": torch.full_like(inputs["timestep"], 700)}
+    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with 3x"):
+        forward(model, later)
+    diffusers_sessions.restart(model)
+    for out, wanted in zip(run_of(model, turned), dense, strict=True):
+        torch.testing.assert_close(out, wanted)
+
+
 def test_sequences_of_a_batch_are_searched_on_their_own():
     from wavealign.integrations import diffusers_sessions
 

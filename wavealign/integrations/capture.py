@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from wavealign._extras import require
 from wavealign.errors import InputError
+from wavealign.integrations.dispatch import DISPATCH, Operation, unwrap, wrap
 from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
 from wavealign.methods.params import Params
@@ -29,7 +30,6 @@ from wavealign.qk.sources import TensorSource, save_qk
 
 _BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
 _ATTENTIONS = ("attn1", "attn")
-_DISPATCH = "dispatch_attention_fn"
 
 
 @dataclass(frozen=True)
@@ -92,26 +92,30 @@ class Capture:
             enter = functools.partial(self._enter, layer)
             stack.callback(attention.register_forward_pre_hook(enter).remove)
             stack.callback(attention.register_forward_hook(self._leave).remove)
-        for module in {sys.modules[type(attention.processor).__module__] for attention in chosen}:
+        sites = [(a.processor, getattr(a.processor, "_site", None)) for a in chosen]
+        own = [site.original if site is not None else processor for processor, site in sites]
+        for module in {sys.modules[type(processor).__module__] for processor in own}:
             self._watch(module, stack)
 
     def _watch(self, module: ModuleType, stack: ExitStack) -> None:
-        if not hasattr(module, _DISPATCH):
+        if not hasattr(module, DISPATCH):
             raise InputError(
-                f"{self._model}: its attention doesn't go through diffusers' {_DISPATCH} "
+                f"{self._model}: its attention doesn't go through diffusers' {DISPATCH} "
                 "(diffusers 0.36 or newer needed)."
             )
-        real = getattr(module, _DISPATCH)
 
-        def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
-            # Cross-attention to text or to an image has keys of another length.
-            if self._layer is not None and query.shape == key.shape:
-                layer, self._layer = self._layer, None
-                self._record(layer, query, key)
-            return real(query, key, *arguments, **options)
+        def watcher(real: Operation) -> Operation:
+            def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
+                # Cross-attention to text or to an image has keys of another length.
+                if self._layer is not None and query.shape == key.shape:
+                    layer, self._layer = self._layer, None
+                    self._record(layer, query, key)
+                return real(query, key, *arguments, **options)
 
-        setattr(module, _DISPATCH, watch)
-        stack.callback(setattr, module, _DISPATCH, real)
+            return watch
+
+        wrap(module, watcher)
+        stack.callback(unwrap, module, watcher)
 
     def _begin_call(self, model: nn.Module, given: dict[str, Any]) -> None:
         self._grid = latent_grid(model, given.get("hidden_states"))

@@ -13,7 +13,8 @@ import torch
 
 from wavealign.errors import InputError
 from wavealign.integrations.capture import latent_grid
-from wavealign.integrations.diffusers import Site, put_sites, sites_of
+from wavealign.integrations.diffusers import put_sites, sites_of
+from wavealign.integrations.dispatch import Site
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Progress
 from wavealign.qk.grid import TokenGrid
@@ -40,10 +41,17 @@ class _Run:
 
     def begin_call(self, model: Any, given: dict[str, Any]) -> None:
         """Before the transformer runs: a run may begin."""
-        place = self.progress.place
+        place, grid = self.progress.place, _grid_of(model, given)
         assert place is not None
         if place.step == place.call == 0:
-            self._begin_run(model, given)
+            refuse_cache(model)
+            self._begin_run(grid)
+        elif grid != self.grid:
+            raise InputError(
+                f"step {place.step} has tokens of {grid} and the run began with {self.grid}; its "
+                "masks are over those. Expected one size a run, or a new one: "
+                "restart(transformer)."
+            )
         elif self.progress.interrupted:
             raise InputError(
                 f"a call of the transformer at or before this one, at timestep "
@@ -51,17 +59,19 @@ class _Run:
                 "others; expected a new run: restart(transformer)."
             )
 
-    def _begin_run(self, model: Any, given: dict[str, Any]) -> None:
-        refuse_cache(model)
-        sizes = [given.get(name) for name in ("num_frames", "height", "width")]
-        if all(isinstance(size, int) for size in sizes):
-            grid: TokenGrid | None = TokenGrid(*sizes)  # type: ignore[arg-type]
-        else:
-            grid = latent_grid(model, given.get("hidden_states"))
+    def _begin_run(self, grid: TokenGrid | None) -> None:
         if self.session is None or grid != self.grid:
             self.grid = grid
             self.session = make_session(self.name, grid=grid, **self.options)
         self.session.reset()
+
+
+def _grid_of(model: Any, given: dict[str, Any]) -> TokenGrid | None:
+    """The token grid that a transformer is called with."""
+    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
+    if all(isinstance(size, int) for size in sizes):
+        return TokenGrid(*sizes)  # type: ignore[arg-type]
+    return latent_grid(model, given.get("hidden_states"))
 
 
 @dataclass
