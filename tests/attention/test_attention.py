@@ -14,6 +14,8 @@ from wavealign.masks import BlockMask
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
+import torch.nn.attention.flex_attention as flex  # noqa: E402
+
 from wavealign.attention import terms  # noqa: E402
 from wavealign.attention.dense import attend_dense  # noqa: E402
 
@@ -175,7 +177,15 @@ def changed(**changes):
         (changed(q=lambda t: t.requires_grad_()), "no backward pass"),
         (changed(mask=lambda t: t.float()), "expected torch.bool"),
         (changed(mask=lambda t: t[0]), r"expected \[H, M, N\]"),
-        (changed(mask=lambda t: t.numpy()), "of type ndarray"),
+        (changed(mask=lambda t: t.numpy()), r"of type numpy\.ndarray"),
+        (
+            changed(
+                mask=lambda t: flex.BlockMask.from_kv_blocks(
+                    torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int()
+                )
+            ),
+            r"of type torch\.nn.*\.BlockMask; expected a tensor or a wavealign\.BlockMask",
+        ),
         (changed(mask=lambda t: t[:3]), "3 heads, q has 4"),
         (changed(mask=lambda t: t[:, :4]), "75 query tokens in blocks of 16 make 5 blocks"),
         (changed(mask=lambda t: t.expand(3, -1, -1, -1)), "3 sequences, q has 2"),

@@ -177,3 +177,53 @@ def test_scripts_that_fail(tmp_path):
         result = run("capture", *arguments)
         assert result.exit_code == code, result.output
         assert text in result.stderr
+
+
+def test_files_of_a_second_run_have_names_of_their_own(tmp_path, wan):
+    with capture_qk(wan, tmp_path, Wanted(layers=[0], steps=[1])) as capture:
+        denoise(wan)
+        denoise(wan)
+    names = ["step001_layer00.safetensors", "run1_step001_layer00.safetensors"]
+    assert [file.name for file in capture.files] == names
+    with FileSource(tmp_path / names[1]) as source:
+        assert (source.about["run"], source.about["step"]) == ("1", "1")
+
+
+def test_timesteps_that_rise_are_refused(tmp_path, wan):
+    with torch.no_grad(), capture_qk(wan, tmp_path, Wanted(layers=[0])):
+        wan(**inputs(100.0))
+        with pytest.raises(InputError, match="timestep 500 after 100"):
+            wan(**inputs(500.0))
+
+
+TWO = f"""
+import torch, diffusers
+torch.manual_seed(0)
+high = diffusers.WanTransformer3DModel(**{CONFIG!r}).eval()
+low = diffusers.WanTransformer3DModel(**{CONFIG!r}).eval()
+with torch.no_grad():
+    for timestep in (900.0, 700.0, 500.0, 300.0):
+        model = high if timestep > 600 else low
+        model(hidden_states=torch.randn(1, 4, 3, 8, 10), timestep=torch.tensor([timestep]),
+              encoder_hidden_states=torch.ones(1, 7, 16))
+"""
+OTHER = """
+ltx = diffusers.LTXVideoTransformer3DModel(
+    in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=8,
+    cross_attention_dim=16, num_layers=2, caption_channels=16)
+ltx(hidden_states=torch.randn(1, 60, 4), timestep=torch.tensor([5]))
+"""
+
+
+def test_both_transformers_of_a_run_are_recorded_and_others_refused(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(TWO)
+    arguments = ("capture", "--layers", 0, "--steps", "1-3", "--out", tmp_path, script)
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    wanted = [str(tmp_path / f"step{step:03d}_layer00.safetensors") for step in (1, 2, 3)]
+    assert result.stdout.split() == wanted
+    script.write_text(TWO + OTHER)
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "LTXVideoTransformer3DModel is called beside WanTransformer3DModel" in result.stderr

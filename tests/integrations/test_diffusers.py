@@ -49,6 +49,11 @@ class Masks:
         return torch.rand(q.shape[2], M, N, generator=generator) < self.density
 
 
+def at(inputs, time):
+    """A call's arguments at another timestep."""
+    return {**inputs, "timestep": torch.full_like(inputs["timestep"], time)}
+
+
 @pytest.mark.parametrize("make", [wan, ltx])
 def test_a_full_mask_is_dense_attention(make):
     model, inputs = make()
@@ -138,16 +143,17 @@ def test_a_method_is_told_where_text_begins():
 def test_masks_are_kept_for_each_text_of_guidance():
     model, inputs = hunyuan((4, 7))
     other = {**inputs, "encoder_attention_mask": text_mask((2, 9))}
-    wanted = [forward(model, inputs), forward(model, other)]
+    wanted = [forward(model, at(each, time)) for time in (9, 8) for each in (inputs, other)]
     masks = Masks()
     integration.enable(model, masks, mask_every=2, **OPTIONS)
-    for _ in range(2):
-        torch.testing.assert_close(forward(model, inputs), wanted[0])
-        torch.testing.assert_close(forward(model, other), wanted[1])
+    for time in (9, 8):
+        for each in (inputs, other):
+            torch.testing.assert_close(forward(model, at(each, time)), wanted.pop(0))
     assert masks.calls == 2 * 2 * 2  # texts, sequences, layers
-    forward(model, {**inputs, "encoder_attention_mask": text_mask((1, 1))})
     site = next(integration.sites_of(model, integration.Site))
-    assert [len(kept.masks) for kept in site.kept.values()] == [2, 1]
+    assert [len(kept.masks) for kept in site.kept.values()] == [2, 2]
+    forward(model, at({**inputs, "encoder_attention_mask": text_mask((1, 1))}, 7))
+    assert [len(kept.masks) for kept in site.kept.values()] == [1]
 
 
 def test_short_sequences_keep_their_padding_mask():
@@ -180,13 +186,14 @@ def test_a_sparse_mask_changes_the_output_and_another_model_stays_dense():
     assert torch.equal(forward(model, inputs), dense)
 
 
-def test_masks_are_kept_for_some_calls_and_short_sequences_left_alone():
+def test_masks_are_kept_for_some_steps_and_short_sequences_left_alone():
     model, inputs = wan()
     dense = forward(model, inputs)
     masks = Masks()
     integration.enable(model, masks, mask_every=3, **OPTIONS)
-    for _ in range(4):
-        torch.testing.assert_close(forward(model, inputs), dense)
+    for time in (8, 7, 6, 5):
+        out = forward(model, at(inputs, time))
+    torch.testing.assert_close(out, dense)
     assert masks.calls == 4  # two layers, twice each
     assert integration.statistics(model).calls == 8
     integration.disable(model)
@@ -225,7 +232,7 @@ def test_threads_share_a_transformer(mask_every):
     integration.enable(model, own_mask, mask_every=mask_every, **OPTIONS)
 
     def run(request):
-        return [forward(model, request) for _ in range(2 * mask_every)]
+        return [forward(model, at(request, 9 - i)) for i in range(2 * mask_every)]
 
     alone = [run(request) for request in requests]
     with ThreadPoolExecutor(6) as pool:
@@ -235,6 +242,44 @@ def test_threads_share_a_transformer(mask_every):
                     torch.testing.assert_close(out, expected)
     told = integration.statistics(model)
     assert told.calls == told.planned + told.reused == 2 * 4 * 6 * 2 * mask_every
+
+
+def test_threads_have_runs_and_branches_of_their_own():
+    model, inputs = wan()
+    draw = torch.Generator().manual_seed(4)
+    shape = inputs["hidden_states"].shape
+    texts = [inputs["encoder_hidden_states"], torch.randn(2, 7, 16, generator=draw)]
+    steps = torch.randn(4, 5, *shape, generator=draw)
+    integration.enable(model, own_mask, mask_every=3, **OPTIONS)
+
+    def run(latents, times):
+        return [
+            forward(model, at({**inputs, "hidden_states": x, "encoder_hidden_states": text}, time))
+            for x, time in zip(latents, times, strict=True)
+            for text in texts
+        ]
+
+    # Other threads' timesteps are higher, lower or equal.
+    times = [[90 - i, 70 - i, 50 - i, 30 - i, 10 - i] for i in (0, 7, 14, 14)]
+    alone = [run(*each) for each in zip(steps, times, strict=True)]
+    fresh = integration.statistics(model).calls
+    together = threading.Barrier(4)
+
+    def beside(latents, times):
+        together.wait()
+        return run(latents, times)
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            for outs, wanted in zip(pool.map(beside, steps, times), alone, strict=True):
+                for out, expected in zip(outs, wanted, strict=True):
+                    torch.testing.assert_close(out, expected)
+        lanes = [len(site.kept.values()) for site in integration.sites_of(model, integration.Site)]
+        assert lanes == [5 * 2] * 2  # threads, this one too; branches
+    assert integration.statistics(model).calls == 3 * fresh
+    integration.disable(model)
+    integration.enable(model, own_mask, **OPTIONS)
+    assert not torch.allclose(run(steps[0], times[0])[2], alone[0][2])  # masks were shared
 
 
 def test_a_mask_that_is_kept_is_a_copy():
@@ -248,20 +293,21 @@ def test_a_mask_that_is_kept_is_a_copy():
     outs = []
     for function in (own_mask, rewritten):
         integration.enable(model, function, mask_every=2, **OPTIONS)
-        outs.append([forward(model, inputs) for _ in range(4)])
+        outs.append([forward(model, at(inputs, time)) for time in (8, 7, 6, 5)])
         integration.disable(model)
     torch.testing.assert_close(outs[1], outs[0])
 
 
 @pytest.mark.parametrize("method", [own_mask, "xattention"])
 @pytest.mark.parametrize("copied", ["deepcopy", "saved"])
-def test_an_enabled_transformer_is_copied_and_saved(copied, method, monkeypatch):
+@pytest.mark.parametrize("mask_every", [1, 2])
+def test_an_enabled_transformer_is_copied_and_saved(copied, method, mask_every, monkeypatch):
     from diffusers.models.attention_dispatch import dispatch_attention_fn
     from diffusers.models.transformers import transformer_wan
 
     model, inputs = wan()
     options = {**OPTIONS, "block": (128, 128)} if method == "xattention" else OPTIONS
-    integration.enable(model, method, **options)
+    integration.enable(model, method, mask_every=mask_every, **options)
     wanted = forward(model, inputs)
     if copied == "deepcopy":
         other = copy.deepcopy(model)
@@ -276,6 +322,9 @@ def test_an_enabled_transformer_is_copied_and_saved(copied, method, monkeypatch)
     assert integration.statistics(other).planned == 2
     assert integration.statistics(model).calls == 2
     integration.disable(other)
+    assert not other._forward_pre_hooks
+    assert not other._forward_hooks
+    assert len(model._forward_hooks) == mask_every - 1
 
 
 def test_no_layer_keeps_its_mask():
@@ -433,6 +482,27 @@ def test_a_run_belongs_to_one_thread_while_it_calls():
     assert len(problems) == len(expected)
 
 
+@pytest.mark.parametrize("make", [wan, ltx, hunyuan15])
+def test_another_grid_in_mid_run_is_refused_and_a_new_run_follows_it(make):
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = make()
+    turned = dict(inputs)  # as many tokens, height and width exchanged
+    if make is ltx:
+        turned.update(height=inputs["width"], width=inputs["height"])
+    else:
+        turned["hidden_states"] = inputs["hidden_states"].transpose(3, 4)
+    dense = run_of(model, turned)
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    forward(model, {**inputs, "timestep": torch.full_like(inputs["timestep"], 900)})
+    later = {**turned, "timestep": torch.full_like(inputs["timestep"], 700)}
+    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with 3x"):
+        forward(model, later)
+    diffusers_sessions.restart(model)
+    for out, wanted in zip(run_of(model, turned), dense, strict=True):
+        torch.testing.assert_close(out, wanted)
+
+
 def test_sequences_of_a_batch_are_searched_on_their_own():
     from wavealign.integrations import diffusers_sessions
 
@@ -458,3 +528,82 @@ def test_sessions_refuse_frames_of_the_past():
     model, _ = framepack()
     with pytest.raises(InputError, match="its tokens are no grid"):
         diffusers_sessions.enable_session(model, "gsrs")
+
+
+def test_masks_are_of_one_run_and_branch():
+    model, inputs = wan()
+    texts = [inputs["encoder_hidden_states"], torch.randn(2, 7, 16)]
+    made = []
+
+    def masks(q, k):
+        made.append(now)
+        return Masks()(q, k)
+
+    integration.enable(model, masks, mask_every=2, **OPTIONS)
+    runs = [(9,), (9, 8, 7), (9, 8)]  # the first is broken off
+    for run, times in enumerate(runs):
+        latents = torch.randn_like(inputs["hidden_states"])
+        for time in times:
+            for branch, text in enumerate(texts):
+                now = run, time, branch
+                given = {"hidden_states": latents, "encoder_hidden_states": text}
+                forward(model, at({**inputs, **given}, time))
+    wanted = [(run, t, b) for run, t in ((0, 9), (1, 9), (1, 7), (2, 9)) for b in (0, 1)]
+    assert made == [each for each in wanted for _ in range(2)]  # layers
+    integration.disable(model)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_a_session_after_a_run_broken_off_is_as_new():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    other = {**inputs, "hidden_states": torch.randn_like(inputs["hidden_states"])}
+    options = {**SESSION, "search_steps": (0, 3), "p": (0.5, 0.4)}
+    diffusers_sessions.enable_session(model, "gsrs", **options)
+    wanted = run_of(model, inputs)
+    forward(model, at(other, 900))
+    for out, fresh in zip(run_of(model, inputs), wanted, strict=True):
+        assert torch.equal(out, fresh)
+    assert diffusers_sessions.session_of(model).statistics.searched == 4
+
+
+def test_a_session_counts_steps_of_one_rounded_timestep():
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = hunyuan15()
+    model.to(torch.bfloat16)
+    inputs = {
+        name: value.to(torch.bfloat16) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    for time in (1000.0, 996.0, 996.0, 992.0, 992.0):
+        forward(model, at(inputs, time))
+    found = diffusers_sessions.session_of(model).statistics
+    sites = found.searched // 2
+    assert (found.full, found.reused) == (sites, 2 * sites)
+
+
+def test_sessions_refuse_what_they_cannot_follow():
+    from diffusers import FirstBlockCacheConfig
+
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)
+    forward(model, at(inputs, 100))
+    with pytest.raises(InputError, match="timestep 300 after 100"):
+        forward(model, at(inputs, 300))
+    forward(model, at(inputs, 90))
+    late = {**inputs, "encoder_hidden_states": torch.randn(2, 7, 16)}
+    with pytest.raises(InputError, match=r"skips step 0.*guidance that begins late"):
+        forward(model, at(late, 90))
+    model.enable_cache(FirstBlockCacheConfig())
+    diffusers_sessions.restart(model)
+    with pytest.raises(InputError, match=r"has a cache that skips layers \(fbc_"):
+        forward(model, at(inputs, 900))
+    integration.disable(model)
+    with pytest.raises(InputError, match="has a cache that skips layers"):
+        diffusers_sessions.enable_session(model, "gsrs", p=(0.5, 0.4), **SESSION)

@@ -377,6 +377,23 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
+@pytest.mark.parametrize(
+    "command", [["sim"], ["order", "--policy", "lockstep"], ["curve"], ["guard"]]
+)
+def test_options_that_errors_name_are_there(tmp_path, command):
+    two, compact = tmp_path / "two.npz", tmp_path / "compact.npz"
+    write(two, {**_two_ways(), "mask": DENSE})
+    write(compact, change(flashinfer, N=None))
+    out = ["--out", str(tmp_path / "o.npz")] if command[0] == "order" else []
+    for path, told in ((two, "--format"), (compact, "--seq-len")):
+        result = run(*command, "--mask", path, *out)
+        assert result.exit_code == 2
+        assert told in result.output
+        assert told in run(*command, "--help").output
+    result = run(*command, "--mask", two, *out, "--format", "flex")
+    assert result.exit_code == 0, result.output
+
+
 def test_convert(tmp_path):
     pytest.importorskip("safetensors")
     source, out = tmp_path / "m.npz", tmp_path / "m.safetensors"

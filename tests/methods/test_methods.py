@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from wavealign.errors import InputError  # noqa: E402
-from wavealign.methods import METHODS, head_mask, make_mask, params  # noqa: E402
+from wavealign.methods import METHODS, head_mask, head_masks, make_mask, params  # noqa: E402
 from wavealign.methods.context import HeadContext  # noqa: E402
 from wavealign.methods.diagonals import representatives  # noqa: E402
 from wavealign.methods.exact import block_mass, recall  # noqa: E402
@@ -202,9 +202,60 @@ def test_radial_as_published():
 def test_window(order):
     grid, tile, size = TokenGrid(5, 7, 9), (2, 3, 4), (3, 2, 1)
     found = make_mask("window", None, params.Window(tile, size, block=16), grid=grid, order=order)
-    places = token_order(order, grid)
+    places = token_order(order, grid, tile)
     expected = oracles.window(grid.shape, places, tile, size, 16)
     assert (found.head(0).to_dense() == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("grid", "tile", "size"),
+    [
+        ((8, 16, 16), (4, 4, 4), (1, 3, 3)),
+        ((6, 16, 40), (6, 8, 10), (1, 1, 3)),
+        ((6, 16, 40), (6, 8, 8), (1, 1, 3)),
+    ],
+)
+def test_tiles_of_the_order_are_those_of_the_window(grid, tile, size):
+    """A block a tile: a row keeps the tiles of its window, and no more."""
+    p = params.Window(tile, size, block=int(np.prod(tile)))
+    mask = make_mask("window", None, p, grid=TokenGrid(*grid), order="tiles")
+    counts = [n // t for n, t in zip(grid, tile, strict=True)]
+    assert (mask.head(0).row_nnz == np.prod(np.minimum(size, counts))).all()
+
+
+QK_METHODS = [name for name, method in METHODS.items() if method.needs_qk]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["q", "k"])
+@pytest.mark.parametrize("method", QK_METHODS)
+def test_a_head_with_nan_or_inf_keeps_everything(method, where, value):
+    q, k = (torch.randn(2, 600, 4, 16) for _ in "qk")
+    k = k[:, :, :2]
+    fine = METHODS[method].params(**({"mass": 0.3} if method == "exact" else {}))
+    before = head_masks(method, q, k, fine)
+    {"q": q, "k": k}[where][1, 333, 1, 5] = value
+    after = head_masks(method, q, k, fine)
+    touched = [1] if where == "q" else [2, 3]
+    expected = before.clone()
+    expected[1, touched] = True
+    assert torch.equal(after, expected)
+    one = head_mask(method, q[1, :, touched[0]], k[1, :, touched[0] // 2], fine)
+    assert one.all()
+
+
+def test_a_causal_head_with_nan_keeps_the_triangle():
+    q, k = torch.randn(2, 512, 16)
+    k[3] = np.nan
+    keep = head_mask("exact", q, k, params.Exact(causal=True))
+    assert torch.equal(keep, torch.ones(4, 4).tril().bool())
+
+
+def test_parameters_of_another_method_are_refused():
+    q, k = torch.randn(2, 256, 16)
+    for call in (head_mask, lambda *given: head_masks(given[0], q[None], k[None], given[3])):
+        with pytest.raises(InputError, match="xattention takes XAttention, not Exact"):
+            call("xattention", q, k, params.Exact())
 
 
 def test_window_as_published():

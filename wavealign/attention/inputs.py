@@ -125,7 +125,10 @@ def check_mask(
         tokens = tokens or (mask.tokens_q, mask.tokens_kv)
         return heads, mask_sizes(mask.shape, 1, own, tokens)
     if not isinstance(mask, Tensor):
-        raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor or a BlockMask.")
+        raise InputError(
+            f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
+            "tensor or a wavealign.BlockMask."
+        )
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
     if device is not None and mask.device != device:

@@ -230,7 +230,10 @@ class Attention:
     def _plan(self, sequences: Sequences, mask: Tensor | BlockMask, same_mask: bool) -> Plan:
         q, k = sequences.q, sequences.k
         if not isinstance(mask, Tensor | BlockMask):
-            raise InputError(f"a mask of type {type(mask).__name__}; expected a tensor.")
+            raise InputError(
+                f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
+                "tensor or a wavealign.BlockMask."
+            )
         # An inference tensor doesn't count its changes.
         counts = isinstance(mask, Tensor) and not mask.is_inference()
         version = mask._version if isinstance(mask, Tensor) and counts else 0

@@ -57,19 +57,19 @@ def device_option(default: str) -> Callable[[Command], Command]:
     )
 
 
-# A mask file, and which part of it is meant: what `load_heads` takes.
-mask_options = group(
-    click.option("--mask", "mask_path", metavar="FILE", required=True,
-                 help="Mask file (npz, npy, safetensors, pt)."),
-    heads_option, _block, _key,
-)
-# How to read a file of another program, for commands that take any.
+# How to read a file of another program, and which part of it is meant: what `load_heads` takes.
 reading_options = group(
     _key, _block, heads_option,
     click.option("--format", "form", metavar="F",
                  help="Read FILE as native, dense, flex, fa4, vsa, sparge-lut, scipy or "
                  "flashinfer; default: by the names of its arrays."),
     click.option("--seq-len", metavar="QxKV", help="Query and K/V tokens, e.g. 75600."),
+)
+# A mask file, for commands that have it as an option.
+mask_options = group(
+    click.option("--mask", "mask_path", metavar="FILE", required=True,
+                 help="Mask file (npz, npy, safetensors, pt)."),
+    reading_options,
 )
 # The device, its kernel and its L2: what `make_setup` takes.
 device_options = group(

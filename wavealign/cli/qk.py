@@ -44,7 +44,8 @@ qk_options = group(
     click.option("--size", metavar="FxHxW",
                  help="Instead of --grid: frames and pixels of the clip."),
     click.option("--order", default="raster", show_default=True,
-                 help="Token order to put Q and K into first: raster, hilbert or tiles."),
+                 help="Token order to put Q and K into first: raster, hilbert or tiles (the "
+                 "method's own, else of 6x8x8)."),
     click.option("--text-tokens", type=click.IntRange(0),
                  help="Tokens of text behind the video; default: as the file says, else 0."),
     click.option("--device", default="cpu", show_default=True,

@@ -48,8 +48,10 @@ def recall_of(
             )
         made_of = meta.get("heads", range(max(heads) + 1))
         order, text = meta.get("order", "raster"), int(meta.get("text_tokens", 0))
-        places = token_order(order, TokenGrid(*meta["grid"])) if order != "raster" else None
-        causal = bool(dict(meta.get("parameters", {})).get("causal", False))
+        parameters = dict(meta.get("parameters", {}))
+        causal, tile = bool(parameters.get("causal", False)), parameters.get("tile")
+        ordered = order != "raster"
+        places = token_order(order, TokenGrid(*meta["grid"]), tile) if ordered else None
         found = []
         for index, head in enumerate(heads):
             if head >= len(made_of) or made_of[head] >= source.heads:

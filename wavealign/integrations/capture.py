@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from wavealign._extras import require
 from wavealign.errors import InputError
+from wavealign.integrations.dispatch import DISPATCH, Operation, unwrap, wrap
+from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
 from wavealign.methods.params import Params
 from wavealign.qk.grid import TokenGrid
@@ -28,7 +30,6 @@ from wavealign.qk.sources import TensorSource, save_qk
 
 _BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
 _ATTENTIONS = ("attn1", "attn")
-_DISPATCH = "dispatch_attention_fn"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Wanted:
     Attributes:
         layers: transformer blocks, counted over all of the model's block lists.
         heads: which heads; None for all.
-        steps: denoising steps, counted from 0; None for all. Of several calls at one step
-            (guidance) the first is recorded, of a batch its first item.
+        steps: denoising steps of a run, counted from 0 (`Progress` tells them); None for all. Of
+            several calls at one step (guidance) the first is recorded, of a batch its first item.
         method: record this method's mask instead of Q and K.
         params: of the method.
     """
@@ -56,7 +57,8 @@ class Capture:
     """What was recorded so far.
 
     Attributes:
-        folder: where files go, ``step010_layer20.safetensors`` and so on.
+        folder: where files go, ``step010_layer20.safetensors`` and so on; those of a second run
+            are ``run1_step010_layer20.safetensors``.
         wanted: what to record.
         files: what was written.
     """
@@ -64,9 +66,7 @@ class Capture:
     folder: Path
     wanted: Wanted
     files: list[Path] = field(default_factory=list)
-    _step: int = -1
-    _timestep: float | None = None
-    _first_call: bool = False
+    _progress: Progress = field(default_factory=lambda: Progress(announced=True))
     _layer: int | None = None
     _grid: TokenGrid | None = None
     _model: str = ""
@@ -85,49 +85,44 @@ class Capture:
                 f"layers {list(self.wanted.layers)}: {self._model} has layers 0 to "
                 f"{len(attentions) - 1}."
             )
-        hook = transformer.register_forward_pre_hook(self._begin_call, with_kwargs=True)
-        stack.callback(hook.remove)
+        self._progress.watch(transformer, self._begin_call)
+        stack.callback(self._progress.close)
         chosen = [attentions[layer] for layer in self.wanted.layers]
         for layer, attention in zip(self.wanted.layers, chosen, strict=True):
             enter = functools.partial(self._enter, layer)
             stack.callback(attention.register_forward_pre_hook(enter).remove)
             stack.callback(attention.register_forward_hook(self._leave).remove)
-        for module in {sys.modules[type(attention.processor).__module__] for attention in chosen}:
+        sites = [(a.processor, getattr(a.processor, "_site", None)) for a in chosen]
+        own = [site.original if site is not None else processor for processor, site in sites]
+        for module in {sys.modules[type(processor).__module__] for processor in own}:
             self._watch(module, stack)
 
     def _watch(self, module: ModuleType, stack: ExitStack) -> None:
-        if not hasattr(module, _DISPATCH):
+        if not hasattr(module, DISPATCH):
             raise InputError(
-                f"{self._model}: its attention doesn't go through diffusers' {_DISPATCH} "
+                f"{self._model}: its attention doesn't go through diffusers' {DISPATCH} "
                 "(diffusers 0.36 or newer needed)."
             )
-        real = getattr(module, _DISPATCH)
 
-        def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
-            # Cross-attention to text or to an image has keys of another length.
-            if self._layer is not None and query.shape == key.shape:
-                layer, self._layer = self._layer, None
-                self._record(layer, query, key)
-            return real(query, key, *arguments, **options)
+        def watcher(real: Operation) -> Operation:
+            def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
+                # Cross-attention to text or to an image has keys of another length.
+                if self._layer is not None and query.shape == key.shape:
+                    layer, self._layer = self._layer, None
+                    self._record(layer, query, key)
+                return real(query, key, *arguments, **options)
 
-        setattr(module, _DISPATCH, watch)
-        stack.callback(setattr, module, _DISPATCH, real)
+            return watch
 
-    def _begin_call(self, model: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
-        timestep = options.get("timestep")
-        if timestep is None:
-            steps = (a for a in arguments[1:] if isinstance(a, Tensor) and a.ndim < 2)
-            timestep = next(steps, None)
-        value = timestep_of(timestep)
-        self._first_call = value is None or value != self._timestep
-        self._timestep = value
-        self._step += self._first_call
-        latents = options.get("hidden_states", arguments[0] if arguments else None)
-        self._grid = latent_grid(model, latents)
+        wrap(module, watcher)
+        stack.callback(unwrap, module, watcher)
+
+    def _begin_call(self, model: nn.Module, given: dict[str, Any]) -> None:
+        self._grid = latent_grid(model, given.get("hidden_states"))
 
     def _enter(self, layer: int, *_: Any) -> None:
-        steps = self.wanted.steps
-        if self._first_call and (steps is None or self._step in steps):
+        steps, place = self.wanted.steps, self._progress.place
+        if place is not None and place.call == 0 and (steps is None or place.step in steps):
             self._layer = layer
 
     def _leave(self, *_: Any) -> None:
@@ -141,10 +136,13 @@ class Capture:
             raise InputError(f"heads {heads}: layer {layer} has heads 0 to {available - 1}.")
         index = torch.tensor(heads, device=query.device)
         q, k = (x[0].detach().index_select(1, index).transpose(0, 1) for x in (query, key))
-        name = f"step{self._step:03d}_layer{layer:02d}"
+        place = self._progress.place
+        assert place is not None
+        run = f"run{place.run}_" if place.run else ""
+        name = f"{run}step{place.step:03d}_layer{layer:02d}"
         about = {
-            "model": self._model, "layer": str(layer), "step": str(self._step),
-            "heads": ",".join(map(str, heads)),
+            "model": self._model, "layer": str(layer), "step": str(place.step),
+            "run": str(place.run), "heads": ",".join(map(str, heads)),
         }  # fmt: skip
         text = q.shape[1] - self._grid.tokens if self._grid is not None else 0
         if self._grid is not None and text >= 0:
@@ -181,11 +179,17 @@ def capture_qk(transformer: nn.Module, folder: str | Path, wanted: Wanted) -> It
 
 @contextmanager
 def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
-    """Record the first diffusers transformer that is called, whoever makes it.
+    """Record the diffusers transformer that is called, whoever makes it.
+
+    Others of its class are recorded, too, their steps counted together: Wan2.2 has two. A call of
+    one of another class is refused.
 
     Args:
         folder: an existing folder to write to.
         wanted: what to record.
+
+    Raises:
+        InputError: see `Capture.attach`; or the folder doesn't exist.
     """
     diffusers = require("diffusers", "diffusers", "wavealign capture")
     with ExitStack() as stack:
@@ -193,9 +197,16 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         attached: list[nn.Module] = []
 
         def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-            if not attached and any(hasattr(module, name) for name in _BLOCK_LISTS):
-                attached.append(module)
+            known = any(module is part for model in attached for part in model.modules())
+            if not known and any(hasattr(module, name) for name in _BLOCK_LISTS):
+                if attached and type(module) is not type(attached[0]):
+                    raise InputError(
+                        f"{type(module).__name__} is called beside {type(attached[0]).__name__}; "
+                        "expected transformers of one class. Call `capture_qk` on the one that "
+                        "you want."
+                    )
                 capture.attach(module, stack)
+                attached.append(module)
             return nn.Module.__call__(module, *arguments, **options)
 
         # A hook of all modules would come too late to see its own call's arguments.
@@ -228,12 +239,6 @@ def _folder(folder: str | Path) -> Path:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder.")
     return path
-
-
-def timestep_of(given: Any) -> float | None:
-    """The timestep of a call. Of tokens that are given (image to video) it is 0 all along."""
-    value = given.max() if isinstance(given, Tensor) else given
-    return None if value is None else float(value)
 
 
 def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:

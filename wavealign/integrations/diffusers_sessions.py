@@ -1,29 +1,27 @@
 """GSRS, AdaSpa or LiteAttention under a diffusers video transformer: `enable_session`.
 
-A session counts denoising steps; a transformer is only called. Steps are told apart by the
-timestep that it is called with: a lower value is the next step, the same value again the next
-branch of the guidance (conditional, then unconditional, as diffusers calls them), and a higher
-value than before another run, which begins anew (`restart` says so where one was broken off).
-Schedulers that evaluate a timestep twice can't be told from guidance, and are refused.
+A session counts denoising steps; a transformer is only called. `Progress` tells runs, steps and
+branches of the guidance from the calls, and refuses what can't be told.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from wavealign.errors import InputError
-from wavealign.integrations.capture import latent_grid, timestep_of
-from wavealign.integrations.diffusers import Site, put_sites, sites_of
+from wavealign.integrations.capture import latent_grid
+from wavealign.integrations.diffusers import put_sites, sites_of
+from wavealign.integrations.dispatch import Site
 from wavealign.integrations.padding import Lengths, Padding
+from wavealign.integrations.progress import Progress
 from wavealign.qk.grid import TokenGrid
 from wavealign.sessions import Session, make_session
 
 BRANCHES = ("cond", "uncond")
-_beginning = threading.Lock()
+_CACHES = ("cache", "broadcast", "fbc_")  # parts of the names of diffusers' hooks
 
 
 @dataclass
@@ -32,86 +30,48 @@ class _Run:
 
     name: str
     options: dict[str, Any]
+    progress: Progress
     session: Session | None = None
     grid: TokenGrid | None = None
-    timestep: float | None = None
-    step: int = 0
-    call: int = 0
-    calls: int = 0  # at the first step: one for each branch
-    running: bool = False  # a call that began and didn't end
-    thread: int = 0  # that began it
-    hooks: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def branch(self) -> str:
-        return BRANCHES[self.call] if self.call < len(BRANCHES) else f"call {self.call}"
+        number = self.progress.place.branch if self.progress.place is not None else 0
+        return BRANCHES[number] if number < len(BRANCHES) else f"call {number}"
 
-    @torch.compiler.disable
-    def begin_call(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before the transformer runs: which step and branch this is."""
-        value = timestep_of(named.get("timestep", arguments[1] if len(arguments) > 1 else None))
-        if value is None:
-            raise InputError("the transformer was called without a timestep; a session counts it.")
-        with _beginning:
-            alive = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-            if self.running and self.timestep is not None and self.thread in alive:
-                raise InputError(
-                    "another thread's call of this transformer hasn't ended, and a session counts "
-                    "the steps of one run; expected a transformer for each run, or "
-                    "restart(transformer) if that call was broken off."
-                )
-            step, call = self._place(value)
-            if (step, call) == (0, 0):
-                self._begin_run(model, arguments, named)
-            self.step, self.call, self.timestep = step, call, value
-            self.calls = call + 1 if step == 0 else self.calls
-            self.running, self.thread = True, threading.get_ident()
-
-    def end_call(self, *_: Any) -> None:
-        """After the transformer ran."""
-        self.running = False
-
-    def _place(self, value: float) -> tuple[int, int]:
-        """Step, and call within the step, of a timestep."""
-        before = self.timestep
-        if before is None or value > before:
-            return 0, 0
-        if self.running:
-            if value == before and (self.step, self.call) == (0, 0):
-                return 0, 0
+    def begin_call(self, model: Any, given: dict[str, Any]) -> None:
+        """Before the transformer runs: a run may begin."""
+        place, grid = self.progress.place, _grid_of(model, given)
+        assert place is not None
+        if place.step == place.call == 0:
+            refuse_cache(model)
+            self._begin_run(grid)
+        elif grid != self.grid:
             raise InputError(
-                f"the call of the transformer before this one, at timestep {before:g}, was broken "
-                "off, and some layers are a step ahead of others; expected a new run: "
+                f"step {place.step} has tokens of {grid} and the run began with {self.grid}; its "
+                "masks are over those. Expected one size a run, or a new one: "
                 "restart(transformer)."
             )
-        if value < before:
-            if self.step + 1 >= self.options["steps"]:
-                raise InputError(
-                    f"timestep {value:g} is step {self.step + 1} of a run of "
-                    f"{self.options['steps']} steps (from 0); expected as many as "
-                    "enable_session(steps=...) says, or a new run: restart(transformer)."
-                )
-            return self.step + 1, 0
-        if self.step and self.call + 1 >= self.calls:
+        elif self.progress.interrupted:
             raise InputError(
-                f"call {self.call + 2} of the transformer at timestep {value:g}, step {self.step}; "
-                f"there were {self.calls} at the first step. Expected a scheduler that evaluates "
-                "each timestep once, and guidance from the first step on; after a step that was "
-                "broken off, restart(transformer)."
+                f"a call of the transformer at or before this one, at timestep "
+                f"{self.progress.timestep:g}, was broken off, and some layers are a step ahead of "
+                "others; expected a new run: restart(transformer)."
             )
-        return self.step, self.call + 1
 
-    def _begin_run(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        sizes = [named.get(name) for name in ("num_frames", "height", "width")]
-        if all(isinstance(size, int) for size in sizes):
-            grid: TokenGrid | None = TokenGrid(*sizes)  # type: ignore[arg-type]
-        else:
-            latents = named.get("hidden_states", arguments[0] if arguments else None)
-            grid = latent_grid(model, latents)
+    def _begin_run(self, grid: TokenGrid | None) -> None:
         if self.session is None or grid != self.grid:
             self.grid = grid
             self.session = make_session(self.name, grid=grid, **self.options)
         self.session.reset()
+
+
+def _grid_of(model: Any, given: dict[str, Any]) -> TokenGrid | None:
+    """The token grid that a transformer is called with."""
+    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
+    if all(isinstance(size, int) for size in sizes):
+        return TokenGrid(*sizes)  # type: ignore[arg-type]
+    return latent_grid(model, given.get("hidden_states"))
 
 
 @dataclass
@@ -124,22 +84,17 @@ class _SessionSite(Site):
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        run, session = self.run, self.run.session
-        if session is None:
+        run, session, place = self.run, self.run.session, self.progress.place
+        if session is None or place is None:
             raise InputError("an attention layer was called outside its transformer.")
         alone = len(lengths.parts()) == 1
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             branch = run.branch if alone else f"{run.branch}, sequence {i}"
             text = q.shape[1] - lengths.video_tokens
-            return session.attend(run.step, self.layer, q, k, v, branch, text)
+            return session.attend(place.step, self.layer, q, k, v, branch, text)
 
         return lengths.attend(q, k, v, one)
-
-    def close(self) -> None:
-        """Stop counting steps; the first layer's call does it, the others' do nothing."""
-        for hook in self.run.hooks:
-            hook.remove()
 
 
 def enable_session(
@@ -152,8 +107,8 @@ def enable_session(
 ) -> None:
     """Put a session under every self-attention of a transformer.
 
-    `wavealign.integrations.diffusers.disable` takes it away. Reading the timestep makes the host
-    wait once a call of the transformer.
+    `wavealign.integrations.diffusers.disable` takes it away. Reading timestep and text makes the
+    host wait once a call of the transformer.
 
     Args:
         transformer: a Wan, LTX or HunyuanVideo transformer of diffusers (``pipe.transformer``).
@@ -166,8 +121,8 @@ def enable_session(
             grid, which is the model's.
 
     Raises:
-        InputError: another model, one that is enabled already, unknown names, or what the session
-            refuses.
+        InputError: another model, one that is enabled already or has a cache that skips layers,
+            unknown names, or what the session refuses.
     """
     name = type(transformer).__name__
     if "Framepack" in name:
@@ -178,15 +133,32 @@ def enable_session(
     for given in ("grid", "text_tokens"):
         if given in options:
             raise InputError(f"{given}={options[given]}: the model says it; leave it out.")
+    refuse_cache(transformer)
     options = {**options, "steps": steps}
     # What can be wrong with them shows now, not in the middle of a run.
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
-    run, padding = _Run(method, options), Padding()
-    put_sites(transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run, i))
-    run.hooks = [
-        transformer.register_forward_pre_hook(run.begin_call, with_kwargs=True),
-        transformer.register_forward_hook(run.end_call),
-    ]
+    run, padding = _Run(method, options, Progress(steps)), Padding()
+    put_sites(
+        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, run, i)
+    )
+    run.progress.watch(transformer, run.begin_call)
+
+
+def refuse_cache(transformer: torch.nn.Module) -> None:
+    """Raise where diffusers caches what layers give: a session needs every layer at every step.
+
+    Raises:
+        InputError: there is such a cache.
+    """
+    for module in transformer.modules():
+        hooks = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
+        for name in hooks:
+            if any(part in name for part in _CACHES):
+                raise InputError(
+                    f"this {type(transformer).__name__} has a cache that skips layers ({name}), "
+                    "and a session needs every layer at every step; expected none: "
+                    "transformer.disable_cache()."
+                )
 
 
 def session_of(transformer: torch.nn.Module) -> Session:
@@ -202,12 +174,16 @@ def session_of(transformer: torch.nn.Module) -> Session:
 
 
 def restart(transformer: torch.nn.Module) -> None:
-    """Take the next call as the first of a run, for after one that was broken off.
+    """Take the next call as the first of a run.
+
+    Needed after a run that was broken off, and before each whose first two timesteps are equal in
+    16 bits.
 
     Raises:
         InputError: it runs no session.
     """
-    _run_of(transformer).timestep = None
+    progress = _run_of(transformer).progress
+    progress.place, progress.announced = None, True
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from wavealign.errors import InputError
+from wavealign.methods.registry import find_method
+
 
 class MaskFunction(Protocol):
     """How a mask comes from Q and K.
@@ -25,12 +28,45 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     """A method of `wavealign.methods` as a function of Q, K and text tokens; it can be pickled.
 
     Raises:
-        InputError: an unknown method.
+        InputError: an unknown method, one that doesn't look at Q and K, or parameters of another.
     """
-    from wavealign import methods
-
-    methods.find_method(name)
+    chosen = find_method(name)
+    params = chosen.settings(params)
+    if not chosen.needs_qk:
+        raise InputError(
+            f"{name} doesn't look at Q and K; expected a method that does, or a function that "
+            "returns a mask made beforehand: lambda q, k: mask."
+        )
     return functools.partial(_masks, name, params)
+
+
+def block_of(
+    method: str | MaskFunction, params: Any, block: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The block of the masks: a method's own, or a function's as it is given.
+
+    Args:
+        method: name of a method, or a function of Q and K.
+        params: of a named method.
+        block: what was asked for; None for the default.
+
+    Raises:
+        InputError: no two sizes, or not the method's own.
+    """
+    own = (128, 128)
+    if isinstance(method, str):
+        own = find_method(method).settings(params).block_size()
+    if block is None:
+        return own
+    pair = isinstance(block, tuple | list) and len(block) == 2
+    if not pair or not all(isinstance(n, int) and n > 0 for n in block):
+        raise InputError(f"block={block}; expected two sizes in tokens, e.g. block=(128, 64).")
+    if isinstance(method, str) and tuple(block) != own:
+        raise InputError(
+            f"block={block}: {method} makes blocks of {own[0]}x{own[1]}; leave block out, and "
+            "give params another block where the method can."
+        )
+    return block[0], block[1]
 
 
 def takes_text(function: Callable[..., Any]) -> bool:
@@ -48,4 +84,5 @@ def _masks(
     from wavealign.methods.context import HeadContext
 
     context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-    return methods.head_masks(name, q, k, params, context)
+    with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums
+        return methods.head_masks(name, q, k, params, context)

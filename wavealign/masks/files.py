@@ -129,7 +129,7 @@ def _foreign(file: ArrayFile, form: str | None) -> Layout | None:
         names += [f"native ('{own[0]}')"] if own else []
         raise file.error(
             f"can be read in {len(names)} ways: {'; '.join(names)}. Choose with --format, e.g. "
-            f"--format {found[0].name}."
+            f"--format {found[0].name} (where a command has none, `wavealign mask convert` has)."
         )
     return found[0] if found else None
 

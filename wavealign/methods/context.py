@@ -42,6 +42,7 @@ class HeadContext:
         order: str = "raster",
         text_tokens: int = 0,
         seed: int = 0,
+        tile: tuple[int, int, int] | None = None,
     ) -> HeadContext:
         """What is common to all heads, checked; as the context of head 0.
 
@@ -51,6 +52,7 @@ class HeadContext:
             order: token order, see `wavealign.qk.ORDERS`.
             text_tokens: tokens of text behind the video, which keep their places.
             seed: of every random choice.
+            tile: of the order "tiles", where the method has tiles of its own.
 
         Raises:
             InputError: lengths that contradict each other, an unknown order or one without a grid.
@@ -60,7 +62,9 @@ class HeadContext:
         check_tokens(tokens, grid, text_tokens, "Q and K")
         if grid is None and order != "raster":
             raise InputError(f"token order '{order}' needs the token grid, e.g. --grid 21x45x80.")
-        places = token_order(order, grid) if grid is not None and order != "raster" else None
+        places = None
+        if grid is not None and order != "raster":
+            places = token_order(order, grid, tile)
         shape = grid.shape if grid is not None else None
         return cls(0, tokens, seed, shape, places, text_tokens)
 

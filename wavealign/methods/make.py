@@ -19,6 +19,7 @@ from wavealign.masks import BlockMask
 from wavealign.methods.context import HeadContext
 from wavealign.methods.params import Params
 from wavealign.methods.registry import Method, find_method
+from wavealign.methods.select import lower_triangle
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import QKSource
 
@@ -61,11 +62,10 @@ def make_mask(
             fit the sequence, parameters of another method.
     """
     chosen = find_method(method)
-    settings = params if params is not None else chosen.params()
-    if not isinstance(settings, chosen.params):
-        raise InputError(f"{method} takes {chosen.params.__name__}, not {type(settings).__name__}.")
+    settings = chosen.settings(params)
     tokens = _tokens(chosen, source, grid, text_tokens)
-    context = HeadContext.make(tokens, grid, order, text_tokens, seed)
+    tile = getattr(settings, "tile", None)
+    context = HeadContext.make(tokens, grid, order, text_tokens, seed, tile)
     block = settings.block_size()
     if context.tokens < max(block):
         raise InputError(
@@ -112,6 +112,8 @@ def head_mask(
 ) -> Tensor:
     """The mask of one head from tensors in token order, bool ``(M, N)`` on their device.
 
+    A head whose Q or K holds NaN or inf keeps everything, as for `head_masks`.
+
     Args:
         method: a method that looks at Q and K.
         q, k: float ``(L, D)``.
@@ -120,14 +122,15 @@ def head_mask(
         site: what `context` was called.
 
     Raises:
-        InputError: a method that doesn't look at Q and K.
+        InputError: a method that doesn't look at Q and K, or parameters of another.
     """
     chosen = find_method(method)
     if not chosen.needs_qk:
         raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
     context = _context_of_call(context, site, len(q))
-    keep: Tensor = _function(chosen.function)(q, k, params or chosen.params(), context)
-    return keep
+    return _all_heads(chosen, q[None, None], k[None, None], chosen.settings(params), [context])[
+        0, 0
+    ]
 
 
 def head_masks(
@@ -142,7 +145,8 @@ def head_masks(
     """The masks of many heads from tensors in token order, on their device.
 
     A method with a batched form (xattention) does all heads at once on a GPU, without waiting for
-    it; the others go head by head. Views aren't copied.
+    it; the others go head by head. Views aren't copied. A head whose Q or K holds NaN or inf keeps
+    everything: attention over it is dense attention's, NaN where that is.
 
     Args:
         method: a method that looks at Q and K.
@@ -156,7 +160,7 @@ def head_masks(
         bool ``(H, M, N)`` or ``(B, H, M, N)``.
 
     Raises:
-        InputError: other shapes, or a method that doesn't look at Q and K.
+        InputError: other shapes, a method that doesn't look at Q and K, or parameters of another.
     """
     chosen = find_method(method)
     if not chosen.needs_qk:
@@ -176,7 +180,7 @@ def head_masks(
     queries, keys = (x[None] if x.ndim == 3 else x.transpose(1, 2) for x in (q, k))
     context = _context_of_call(context, site, queries.shape[2])
     contexts = [dataclasses.replace(context, head=h) for h in range(queries.shape[1])]
-    keep = _all_heads(chosen, queries, keys, params or chosen.params(), contexts)
+    keep = _all_heads(chosen, queries, keys, chosen.settings(params), contexts)
     return keep[0] if q.ndim == 3 else keep
 
 
@@ -196,6 +200,12 @@ def _all_heads(
             for h, context in enumerate(contexts)
         ]
         found = torch.stack(heads).view(B, H, *heads[0].shape)
+    # A sum is NaN or inf where a part is, without a tensor of Q's size or a wait for the GPU.
+    queries, keys = (x.sum((-2, -1), dtype=torch.float32).isfinite() for x in (q, k))
+    broken = ~(queries & keys.repeat_interleave(H // k.shape[1], 1))[..., None, None]
+    if getattr(params, "causal", False):
+        broken = broken & lower_triangle(found[0, 0], *params.block_size())
+    found |= broken
     return found
 
 

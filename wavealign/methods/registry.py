@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavealign.errors import unknown_name
+from wavealign.errors import InputError, unknown_name
 from wavealign.methods import params
 from wavealign.methods.params import Params
 
@@ -35,6 +35,17 @@ class Method:
     row_nnz: str
     source: str
     batched: str | None = None
+
+    def settings(self, params: Params | None) -> Params:
+        """The parameters that are given, or the method's defaults.
+
+        Raises:
+            InputError: they are another method's.
+        """
+        if params is not None and not isinstance(params, self.params):
+            told = f"{self.params.__name__}, not {type(params).__name__}"
+            raise InputError(f"{self.name} takes {told}.")
+        return params if params is not None else self.params()
 
 
 METHODS = {

@@ -16,19 +16,21 @@ from wavealign.qk.grid import TokenGrid
 from wavealign.qk.hilbert import hilbert_curve
 
 ORDERS = ("raster", "hilbert", "tiles")
-"""Frame by frame; a generalized Hilbert curve; tile by tile of 6x8x8, smaller at the borders."""
+"""Frame by frame; a generalized Hilbert curve; tile by tile, smaller at the borders."""
 
-_TILE = (6, 8, 8)
+TILE = (6, 8, 8)
+"""Tokens of a tile in time, height and width, where a mask method doesn't say others."""
 
 Int64Array = npt.NDArray[np.int64]
 
 
-def token_order(name: str, grid: TokenGrid) -> Int64Array:
+def token_order(name: str, grid: TokenGrid, tile: tuple[int, int, int] | None = None) -> Int64Array:
     """Place in the sequence -> raster token, int64 ``(grid.tokens,)``.
 
     Args:
         name: one of `ORDERS`.
         grid: the token grid.
+        tile: of the order "tiles"; default: `TILE`.
 
     Raises:
         InputError: an unknown name.
@@ -39,14 +41,14 @@ def token_order(name: str, grid: TokenGrid) -> Int64Array:
         cells = hilbert_curve(grid.shape)
         return np.asarray(np.ravel_multi_index(tuple(cells.T), grid.shape), dtype=np.int64)
     if name == "tiles":
-        return _tiles(grid)
+        return _tiles(grid, tile or TILE)
     raise unknown_name("token order", name, ORDERS)
 
 
-def _tiles(grid: TokenGrid) -> Int64Array:
+def _tiles(grid: TokenGrid, tile: tuple[int, int, int]) -> Int64Array:
     cells = np.stack(np.unravel_index(np.arange(grid.tokens), grid.shape), axis=-1)
-    counts = [math.ceil(n / t) for n, t in zip(grid.shape, _TILE, strict=True)]
-    tile_of = np.ravel_multi_index(tuple((cells // _TILE).T), counts)
+    counts = [math.ceil(n / t) for n, t in zip(grid.shape, tile, strict=True)]
+    tile_of = np.ravel_multi_index(tuple((cells // tile).T), counts)
     return np.argsort(tile_of, kind="stable")
 
 

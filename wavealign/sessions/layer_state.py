@@ -65,7 +65,11 @@ def check_step(where: str, step: int, state: LayerState | None, steps: int) -> N
             "begins with reset()."
         )
     if step > expected:
-        raise InputError(f"{where}: step {step} skips step {expected}.")
+        raise InputError(
+            f"{where}: step {step} skips step {expected}; expected a call at every step. A cache "
+            "that skips layers can't run with a session, nor guidance that begins late or pauses, "
+            "nor a text that changes within the run."
+        )
 
 
 def told(signature: Signature) -> str:

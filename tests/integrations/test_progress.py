@@ -1,0 +1,135 @@
+"""Runs, steps and branches, told from the calls of a transformer alone."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
+
+from wavealign.errors import InputError  # noqa: E402
+from wavealign.integrations.progress import Progress  # noqa: E402
+
+A, U, B = (torch.full((1, 2), float(i)) for i in range(3))
+BF16 = torch.bfloat16
+
+
+class Model(torch.nn.Module):
+    """A transformer that does nothing, or is broken off."""
+
+    broken = False
+
+    def forward(self, hidden_states, timestep=None, encoder_hidden_states=None):
+        if self.broken:
+            raise KeyboardInterrupt
+        return hidden_states
+
+
+def places(calls, dtype=torch.float32, **options):
+    """Run, step and branch of calls: timestep, text, and a number that stands for the latents."""
+    model, progress, found = Model(), Progress(**options), []
+    progress.watch(model)
+    for time, text, latents in calls:
+        model(torch.tensor([latents]), torch.tensor([time]).to(dtype), text.clone())
+        place = progress.place
+        found.append((place.run, place.step, place.branch))
+    progress.close()
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, BF16])
+def test_guidance_and_two_runs(dtype):
+    run = [(t, text, i) for i, t in enumerate((900, 800, 700)) for text in (A, U)]
+    wanted = [(0, s, b) for s in range(3) for b in range(2)]
+    again = [(1, s, b) for _, s, b in wanted]
+    assert places(run + run, dtype) == wanted + again
+    # In another order at a later step, or with the unconditional branch left out.
+    assert places([*run[:2], run[3], run[2], run[4]], dtype) == [*wanted[:2], (0, 1, 1), (0, 1, 0),
+                                                                 (0, 2, 0)]  # fmt: skip
+
+
+def test_perturbed_guidance_has_one_text_twice():
+    run = [(t, text, i) for i, t in enumerate((900, 800)) for text in (A, U, A)]
+    assert places(run) == [(0, s, b) for s in range(2) for b in range(3)]
+    assert places(run, BF16) == places(run)
+
+
+def test_steps_of_one_rounded_timestep():
+    times = (1000.0, 996.0, 996.0, 996.0, 992.0)
+    for texts in ((A,), (A, U)):
+        run = [(t, text, i) for i, t in enumerate(times) for text in texts]
+        wanted = [(0, s, b) for s in range(5) for b in range(len(texts))]
+        assert places(run, BF16) == wanted
+        # A first step that comes again may be another run.
+        merged = [(t + 4 * (t == 996), text, i) for t, text, i in run]
+        assert places(merged, BF16, announced=True) == wanted
+        with pytest.raises(InputError, match="again with the same text: the second step"):
+            places(merged, BF16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_run_broken_off_after_its_first_step(dtype):
+    run = [(t, text, t) for t in (900, 800) for text in (A, U)]
+    for before in ([(900, A, 5)], [(900, A, 5), (900, U, 5)]):
+        found = places(before + run, dtype)[len(before) :]
+        assert found == [(1, s, b) for s in range(2) for b in range(2)]
+
+
+def test_a_call_broken_off_is_made_again():
+    model, progress = Model(), Progress()
+    progress.watch(model)
+
+    def call(time, text, broken=False):
+        model.broken = broken
+        arguments = (torch.ones(1), torch.tensor([time]), text)
+        if broken:
+            with pytest.raises(KeyboardInterrupt):
+                model(*arguments)
+        else:
+            model(*arguments)
+        return progress.place.run, progress.place.step, progress.place.branch
+
+    assert call(900, A, broken=True) == (0, 0, 0)
+    assert call(900, B) == (1, 0, 0)
+    assert call(900, U) == (1, 0, 1)
+    assert call(800, B, broken=True) == (1, 1, 0)
+    assert not progress.interrupted
+    assert call(800, B) == (1, 1, 0)
+    assert progress.interrupted
+    assert call(800, U) == (1, 1, 1)
+    assert not progress.interrupted
+
+
+@pytest.mark.parametrize(
+    ("calls", "steps", "message"),
+    [
+        ([(100, A, 0), (200, A, 1)], None, "timestep 200 after 100.*expected timesteps that fall"),
+        ([(900, A, 0), (700, A, 1), (800, A, 2)], 9, "timestep 800 after 700"),
+        ([(900, A, 0), (800, A, 1), (800, A, 1)], None, "call 2 of the transformer.*step 1"),
+        ([(900, A, 0)] * 5, None, "call 5 of the transformer at timestep 900, step 0"),
+        ([(900, A, 0), (800, A, 1), (700, A, 2)], 2, "step 2 of a run of 2 steps"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(calls, steps, message):
+    assert len(places(calls[:-1], steps=steps)) == len(calls) - 1
+    with pytest.raises(InputError, match=message):
+        places(calls, steps=steps)
+
+
+def test_texts_in_lists_are_read_whole():
+    long = torch.zeros(1, 5000)
+    other = long.clone()
+    other[0, 2500] = 1  # not among what a tensor prints
+    model, progress, found = Model(), Progress(), []
+    progress.watch(model)
+    for text in (long, other):
+        model([torch.ones(1)], torch.tensor([9]), [text])
+        found.append(progress.place.branch)
+    assert found == [0, 1]
+
+
+def test_a_run_may_begin_lower_once_the_last_is_over():
+    run = [(900, A, 0), (700, A, 1), (800, A, 2)]
+    assert places(run, steps=2)[-1] == (1, 0, 0)
+    with pytest.raises(InputError, match="without a timestep"):
+        Progress().begin({})
