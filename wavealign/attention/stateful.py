@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wavealign._devices import on_device
+from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
@@ -81,6 +80,9 @@ class Statistics:
     host_seconds: float = 0.0
 
 
+_counting = ForkSafeLock()  # of all statistics
+
+
 @dataclass(frozen=True, eq=False)
 class _Made:
     """A plan, and what tells whether its lists still are a mask's."""
@@ -103,18 +105,6 @@ class _State:
     decided_for: Tensor | None = None
     overlap: Tensor | None = None
     overlap_event: torch.cuda.Event | None = None
-
-
-class _Counting:
-    """The lock of all statistics. A forked child has a new one: who held it isn't there."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: setattr(self, "lock", threading.Lock()))
-
-
-_counting = _Counting()
 
 
 class Attention:
@@ -223,7 +213,7 @@ class Attention:
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
     def _count(self, **more: float) -> None:
-        with _counting.lock:
+        with _counting:
             for name, value in more.items():
                 setattr(self.statistics, name, getattr(self.statistics, name) + value)
 
