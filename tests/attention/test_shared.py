@@ -274,7 +274,7 @@ def test_a_forked_child_attends(cases):
         for m in (0, 1):
             torch.testing.assert_close(one(*qkv, masks[m], same_mask=True), wanted[m])
 
-    with stateful._counting.lock:  # as another thread may at the time
+    with stateful._counting:  # as another thread may at the time
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
     process.join(30)
