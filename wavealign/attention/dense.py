@@ -34,8 +34,7 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> Tens
     with on_device(q):
         if ours and is_hopper():
             B, L, H, D = q.shape
-            blocks = -(-L // _BLOCK)
-            dtype = DTYPE_NAMES.get(q.dtype, str(q.dtype))
+            blocks, dtype = -(-L // _BLOCK), DTYPE_NAMES.get(q.dtype, str(q.dtype))
             sizes = Sizes(
                 H, blocks, blocks, _BLOCK, _BLOCK, L, L,
                 batch=B, kv_heads=k.shape[2], head_dim=D, dtype=dtype,

@@ -267,9 +267,8 @@ class Attention:
         return plan
 
     def _must_decide(self, state: _State) -> bool:
-        if state.decision is None:
-            return True
-        if state.age >= max(self._reuse.calls, state.decision.least_calls):
+        decision = state.decision
+        if decision is None or state.age >= max(self._reuse.calls, decision.least_calls):
             return True
         done = state.overlap_event is None or state.overlap_event.query()
         if state.overlap is None or not done:
