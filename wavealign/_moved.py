@@ -39,13 +39,11 @@ MODULES = {
     "wavealign.planning.rows": "wavealign.planning.row_orders",
     "wavealign.report.metrics": "wavealign.runs.metrics",
     "wavealign.report.pairs": "wavealign.runs.pairing",
-    "wavealign.report.rows": "wavealign.runs.files",
-    "wavealign.results": "wavealign.runs.result",
+    "wavealign.report.rows": "wavealign.runs.files", "wavealign.results": "wavealign.runs.result",
     "wavealign.sessions.sites": "wavealign.sessions.layer_state",
     "wavealign.sim.ranking": "wavealign.runs.ranking",
-    "wavealign.sweep.records": "wavealign.runs.trial",
-    "wavealign.video": "wavealign.qk",
-}
+    "wavealign.sweep.records": "wavealign.runs.trial", "wavealign.video": "wavealign.qk",
+}  # fmt: skip
 
 DOCUMENTED = {
     "wavealign.methods.adaspa.Session": "wavealign.sessions.AdaSpaSession",

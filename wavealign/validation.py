@@ -84,15 +84,11 @@ class Case:
 
 
 def validate(
-    masks: Sequence[tuple[LoadedMask, Sequence[int]]],
-    backends: Sequence[Backend],
-    terms: Terms,
-    rig: Rig,
-    telemetry: Telemetry,
-    options: Options,
+    masks: Sequence[tuple[LoadedMask, Sequence[int]]], backends: Sequence[Backend], terms: Terms,
+    rig: Rig, telemetry: Telemetry, options: Options,
     stages: Callable[[int, str], AbstractContextManager[Any]],
     note: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[Case, Result, Result | None]]:
+) -> Iterator[tuple[Case, Result, Result | None]]:  # fmt: skip
     """Measure every policy over every mask on every backend, each beside its prediction.
 
     Everything is planned, and may be refused, before this returns; iterating runs it.

@@ -36,19 +36,10 @@ def attend(
 
 @torch.compiler.disable
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    *,
-    backend: str = "auto",
-    plan: Plan | None = None,
-    return_lse: bool = False,
-    layout: str = "bhsd",
-    block: tuple[int, int] | None = None,
-    policy: str = "auto",
-    device_profile: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, backend: str = "auto",
+    plan: Plan | None = None, return_lse: bool = False, layout: str = "bhsd",
+    block: tuple[int, int] | None = None, policy: str = "auto", device_profile: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of q over the K/V blocks that the mask keeps, softmax scale 1/√D.
 
     The output is the backend's own: a schedule changes the order of sums, nothing else. Rows

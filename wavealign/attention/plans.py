@@ -112,13 +112,9 @@ class Buffers:
         return Buffers, ()
 
     def planner(
-        self,
-        shape: tuple[int, int, int],
-        device: torch.device,
-        wave: int,
-        seed: int,
+        self, shape: tuple[int, int, int], device: torch.device, wave: int, seed: int,
         layout: ListLayout,
-    ) -> Planner:
+    ) -> Planner:  # fmt: skip
         """The planner of these arguments for this thread and stream, made on first use.
 
         Args:
@@ -249,18 +245,11 @@ def prepare(
 
 
 def plan(
-    mask: Tensor | BlockMask,
-    policy: str = "auto",
-    device_profile: str | None = None,
-    *,
-    block: tuple[int, int] | None = None,
-    tokens: tuple[int, int] | None = None,
-    backend: str = "auto",
-    objective: str = "time",
-    uses: float = 1.0,
-    head_dim: int = 128,
+    mask: Tensor | BlockMask, policy: str = "auto", device_profile: str | None = None, *,
+    block: tuple[int, int] | None = None, tokens: tuple[int, int] | None = None,
+    backend: str = "auto", objective: str = "time", uses: float = 1.0, head_dim: int = 128,
     seed: int = 0,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Decide for a mask, and make the schedule on its device.
 
     With ``policy="auto"`` the host waits once, for the guard's ten numbers a head; with a named

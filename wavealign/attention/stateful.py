@@ -133,19 +133,11 @@ class Attention:
     """
 
     def __init__(
-        self,
-        profile: str | None = None,
-        reuse: Reuse | None = None,
-        *,
-        policy: str = "auto",
-        backend: str = "auto",
-        objective: str = "time",
-        layout: str = "bhsd",
-        block: tuple[int, int] | None = None,
-        regime: str = "steady",
-        seed: int = 0,
+        self, profile: str | None = None, reuse: Reuse | None = None, *, policy: str = "auto",
+        backend: str = "auto", objective: str = "time", layout: str = "bhsd",
+        block: tuple[int, int] | None = None, regime: str = "steady", seed: int = 0,
         buffers: Buffers | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """An attention without a past.
 
         Args:
@@ -180,15 +172,9 @@ class Attention:
 
     @torch.compiler.disable
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | BlockMask,
-        *,
-        return_lse: bool = False,
-        same_mask: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask, *,
+        return_lse: bool = False, same_mask: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Attention of one step.
 
         While a CUDA graph is captured, planning is recorded, too: replays follow what the mask

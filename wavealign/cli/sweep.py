@@ -90,13 +90,10 @@ def sweep(
     from wavealign.units import parse_block
 
     swept = Sweep(
-        space,
-        block=parse_block(block) if block else None,
-        objective=objective,
-        finalists=finalists if gpu else None,
-        jobs=jobs or cores(),
+        space, block=parse_block(block) if block else None, objective=objective,
+        finalists=finalists if gpu else None, jobs=jobs or cores(),
         **{name: options[name] for name in _SWEEP},
-    )
+    )  # fmt: skip
     shown = _Shown(OBJECTIVES[objective], quiet)
     try:
         records = run_sweep(

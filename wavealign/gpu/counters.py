@@ -100,17 +100,13 @@ def derive(row: Mapping[str, str]) -> Counters:
     if tex and tex_hit is not None and fabric_hit is not None:
         hit_frac = (tex_hit + fabric_hit) / tex
     return Counters(
-        kernel=row["Kernel Name"],
-        time_ms=None if time_ns is None else time_ns / 1e6,
-        l2_hit_frac=hit_frac,
-        lts_sector_hit_frac=_fraction(value["sector_hit_pct"]),
+        kernel=row["Kernel Name"], time_ms=None if time_ns is None else time_ns / 1e6,
+        l2_hit_frac=hit_frac, lts_sector_hit_frac=_fraction(value["sector_hit_pct"]),
         l2_requested_bytes=_count(tex, _SECTOR_BYTES),
-        fabric_bytes=_count(value["fabric"], _SECTOR_BYTES),
-        hbm_read_bytes=_count(value["read"]),
-        hbm_write_bytes=_count(value["write"]),
-        tensor_active_frac=_fraction(value["tensor_pct"]),
+        fabric_bytes=_count(value["fabric"], _SECTOR_BYTES), hbm_read_bytes=_count(value["read"]),
+        hbm_write_bytes=_count(value["write"]), tensor_active_frac=_fraction(value["tensor_pct"]),
         clock_ghz=cycles / time_ns if cycles is not None and time_ns else None,
-    )
+    )  # fmt: skip
 
 
 def check_control(counters: Counters, read_bytes: int) -> str | None:

@@ -67,14 +67,10 @@ def diagnose(backends: Iterable[Backend | Refused], probe: bool = False) -> list
     """
     own = Check("wavealign", "ok", f"{__version__}, Python {platform.python_version()}")
     parts: list[tuple[str, Callable[[], list[Check]]]] = [
-        ("gpu", _gpus),
-        ("driver", _driver),
-        ("torch", _torch),
-        ("triton", _triton),
-        ("nvml", _nvml),
-        ("ncu", lambda: _ncu(probe)),
+        ("gpu", _gpus), ("driver", _driver), ("torch", _torch), ("triton", _triton),
+        ("nvml", _nvml), ("ncu", lambda: _ncu(probe)),
         ("backends", lambda: [check for b in backends for check in _backend(b)]),
-    ]
+    ]  # fmt: skip
     return [own, *(check for component, part in parts for check in _guarded(component, part))]
 
 

@@ -46,11 +46,9 @@ class FlashAttention4(Backend):
         # count alone tells the kernel whether lists are per query head.
         sparse = BlockSparseTensorsTorch(
             mask_block_cnt=torch.zeros_like(counts),
-            mask_block_idx=counts.new_zeros(*counts.shape, 1),
-            full_block_cnt=counts,
-            full_block_idx=lists.indices[None],
-            block_size=(sizes.block_q, sizes.block_kv),
-        )
+            mask_block_idx=counts.new_zeros(*counts.shape, 1), full_block_cnt=counts,
+            full_block_idx=lists.indices[None], block_size=(sizes.block_q, sizes.block_kv),
+        )  # fmt: skip
         return _bound(inputs, sparse)
 
     def bind_dense(self, sizes: Sizes, inputs: Inputs) -> BoundKernel:

@@ -52,14 +52,11 @@ class FlexAttention(Backend):
         # Lists as wide as the mask: a width of its own would compile the kernel anew for each
         # schedule.
         blocks = BlockMask.from_kv_blocks(
-            torch.zeros_like(counts),
-            counts.new_zeros(1, sizes.H, sizes.M, sizes.N),
-            counts,
+            torch.zeros_like(counts), counts.new_zeros(1, sizes.H, sizes.M, sizes.N), counts,
             torch.nn.functional.pad(lists.indices, (0, sizes.N - width))[None],
             BLOCK_SIZE=(sizes.block_q, sizes.block_kv),
-            seq_lengths=(inputs.q.shape[1], inputs.k.shape[1]),
-            compute_q_blocks=False,
-        )
+            seq_lengths=(inputs.q.shape[1], inputs.k.shape[1]), compute_q_blocks=False,
+        )  # fmt: skip
         return self._bound(sizes, inputs, blocks)
 
     def bind_dense(self, sizes: Sizes, inputs: Inputs) -> BoundKernel:
@@ -91,12 +88,9 @@ class FlexAttention(Backend):
             limits = torch._dynamo.config.patch(**_LIMITS) if first else nullcontext()
             with limits, torch.no_grad():
                 out, aux = compiled(
-                    *heads_first,
-                    block_mask=blocks,
-                    enable_gqa=sizes.heads_per_kv_head > 1,
-                    kernel_options=options,
-                    return_aux=AuxRequest(lse=True),
-                )
+                    *heads_first, block_mask=blocks, enable_gqa=sizes.heads_per_kv_head > 1,
+                    kernel_options=options, return_aux=AuxRequest(lse=True),
+                )  # fmt: skip
             first = False
             return out.transpose(1, 2), aux.lse
 

@@ -82,17 +82,11 @@ def sizes_of(launch: Launch, mask: BlockMask) -> Sizes:
 
 
 def measure(
-    launches: Sequence[Launch],
-    mask: BlockMask,
-    rig: Rig,
-    telemetry: Telemetry,
-    options: Options | None = None,
-    *,
-    backend: Backend | None = None,
-    schedules: Mapping[str, Schedule] | None = None,
-    counters: Mapping[str, Counters] | None = None,
+    launches: Sequence[Launch], mask: BlockMask, rig: Rig, telemetry: Telemetry,
+    options: Options | None = None, *, backend: Backend | None = None,
+    schedules: Mapping[str, Schedule] | None = None, counters: Mapping[str, Counters] | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[Result]:
+) -> Iterator[Result]:  # fmt: skip
     """Measure launches of one mask that differ in policy and regime alone, timed in turns.
 
     Args:
@@ -218,12 +212,10 @@ class _Results:
             l2_requested_bytes=self._requested_bytes if requested is None else requested,
             compulsory_bytes=self._compulsory_bytes,
             intensity_flop_per_byte=self._flops / read if read else None,
-            counters_ms=counters.time_ms,
-            gather_ms=candidate.gather_ms,
-            scatter_ms=candidate.scatter_ms,
-            error_frac=candidate.error_frac,
+            counters_ms=counters.time_ms, gather_ms=candidate.gather_ms,
+            scatter_ms=candidate.scatter_ms, error_frac=candidate.error_frac,
             ragged_kv_first=candidate.execution.lists.layout.ragged_kv_first,
-        )
+        )  # fmt: skip
         control = None if counters is _NOT_COUNTED else self._cache_control
         return Result(
             dataclasses.replace(launch, **self._said, policy=schedule.policy),

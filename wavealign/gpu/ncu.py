@@ -103,12 +103,8 @@ def _chosen_metrics(ncu: str) -> list[str]:
 
 
 def collect(
-    command: Sequence[str],
-    expected: int,
-    *,
-    cache_control: str = "all",
-    timeout_s: float,
-) -> list[Counters]:
+    command: Sequence[str], expected: int, *, cache_control: str = "all", timeout_s: float,
+) -> list[Counters]:  # fmt: skip
     """Run `command` under ncu and return the counters of the kernels that it marks.
 
     The command marks them with ``cudaProfilerStart`` and ``cudaProfilerStop``. Its output is

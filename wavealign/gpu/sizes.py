@@ -38,13 +38,9 @@ class Sizes:
 
     @classmethod
     def of(
-        cls,
-        mask: BlockMask,
-        batch: int = 1,
-        kv_heads: int | None = None,
-        head_dim: int = 128,
+        cls, mask: BlockMask, batch: int = 1, kv_heads: int | None = None, head_dim: int = 128,
         dtype: str = "bf16",
-    ) -> Sizes:
+    ) -> Sizes:  # fmt: skip
         """Of a launch of all heads of a mask, the same mask for every sequence.
 
         Args:

@@ -19,15 +19,10 @@ from wavealign.errors import InputError, MissingCapabilityError, WaveAlignError
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons. Bit 0 is gpu_idle, which slows nothing down.
 _THROTTLE_BITS = {
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
+    0x002: "applications_clocks_setting", 0x004: "sw_power_cap", 0x008: "hw_slowdown",
+    0x010: "sync_boost", 0x020: "sw_thermal_slowdown", 0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown", 0x100: "display_clock_setting",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,15 +118,13 @@ class Telemetry:
         """The state now."""
         nvml = self._nvml
         return DeviceState(
-            name=self._name,
-            driver=self._driver,
+            name=self._name, driver=self._driver,
             sm_clock_ghz=self._ask(1e-3, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
             power_w=self._ask(1e-3, "nvmlDeviceGetPowerUsage"),
             power_cap_w=self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit"),
             temperature_c=self._ask(1, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            throttle=self._throttle(),
-            energy_j=self.energy_j(),
-        )
+            throttle=self._throttle(), energy_j=self.energy_j(),
+        )  # fmt: skip
 
     def energy_j(self) -> float | None:
         """The energy counter alone."""

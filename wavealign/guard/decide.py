@@ -214,14 +214,9 @@ class Guard:
         return self.decide(heads, mask.block_q, mask.block_kv, uses)
 
     def decide(
-        self,
-        heads: Sequence[HeadStatistics],
-        block_q: int,
-        block_kv: int,
-        uses: float = 1.0,
-        note: str = "",
-        least_calls: int = 0,
-    ) -> Decision:
+        self, heads: Sequence[HeadStatistics], block_q: int, block_kv: int, uses: float = 1.0,
+        note: str = "", least_calls: int = 0,
+    ) -> Decision:  # fmt: skip
         """Decide for the heads of a launch, and remember.
 
         Args:

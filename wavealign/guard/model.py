@@ -61,16 +61,10 @@ class CostModel:
 
     @classmethod
     def make(
-        cls,
-        device: str | DeviceProfile,
-        kernel: str | None = None,
-        *,
-        profile: str | GuardProfile | None = None,
-        wave: int | None = None,
-        head_dim: int = 128,
-        dtype: str = "bf16",
-        regime: str = "single",
-    ) -> CostModel:
+        cls, device: str | DeviceProfile, kernel: str | None = None, *,
+        profile: str | GuardProfile | None = None, wave: int | None = None, head_dim: int = 128,
+        dtype: str = "bf16", regime: str = "single",
+    ) -> CostModel:  # fmt: skip
         """From names.
 
         Args:

@@ -31,13 +31,9 @@ class Launches:
 
 
 def device_statistics(
-    mask: torch.Tensor,
-    wave: int,
-    capacity_blocks: int,
-    kv_orders: torch.Tensor,
-    seed: int = 0,
+    mask: torch.Tensor, wave: int, capacity_blocks: int, kv_orders: torch.Tensor, seed: int = 0,
     launches: Launches | None = None,
-) -> list[HeadStatistics]:
+) -> list[HeadStatistics]:  # fmt: skip
     """What `mask_statistics` says, from a mask on a device.
 
     Args:

@@ -99,18 +99,10 @@ class _MaskSite(Site):
 
 
 def enable(
-    transformer: torch.nn.Module,
-    method: str | MaskFunction = "xattention",
-    *,
-    params: Any = None,
-    block: tuple[int, int] | None = None,
-    profile: str | None = None,
-    policy: str = "auto",
-    backend: str = "auto",
-    reuse: Reuse | None = None,
-    mask_every: int = 1,
-    min_tokens: int = 0,
-) -> None:
+    transformer: torch.nn.Module, method: str | MaskFunction = "xattention", *, params: Any = None,
+    block: tuple[int, int] | None = None, profile: str | None = None, policy: str = "auto",
+    backend: str = "auto", reuse: Reuse | None = None, mask_every: int = 1, min_tokens: int = 0,
+) -> None:  # fmt: skip
     """Put block-sparse attention under every self-attention of a transformer.
 
     Args:

@@ -98,13 +98,9 @@ class _SessionSite(Site):
 
 
 def enable_session(
-    transformer: torch.nn.Module,
-    method: str = "gsrs",
-    *,
-    steps: int = 50,
-    min_tokens: int = 0,
+    transformer: torch.nn.Module, method: str = "gsrs", *, steps: int = 50, min_tokens: int = 0,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Put a session under every self-attention of a transformer.
 
     `wavealign.integrations.diffusers.disable` takes it away. Reading timestep and text makes the

@@ -128,14 +128,10 @@ class BlockMask:
 
     @classmethod
     def from_csr(
-        cls,
-        indptr: npt.ArrayLike,
-        indices: npt.ArrayLike,
-        shape: Sequence[int],
-        block: tuple[int, int] = (128, 128),
-        tokens: tuple[int, int] | None = None,
+        cls, indptr: npt.ArrayLike, indices: npt.ArrayLike, shape: Sequence[int],
+        block: tuple[int, int] = (128, 128), tokens: tuple[int, int] | None = None,
         meta: Mapping[str, Any] | None = None,
-    ) -> BlockMask:
+    ) -> BlockMask:  # fmt: skip
         """A mask from row pointers and K/V block lists.
 
         Args:
@@ -195,13 +191,9 @@ class BlockMask:
 
     @classmethod
     def from_packed(
-        cls,
-        packed: npt.NDArray[np.uint8],
-        N: int,
-        block: tuple[int, int] = (128, 128),
-        tokens: tuple[int, int] | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> BlockMask:
+        cls, packed: npt.NDArray[np.uint8], N: int, block: tuple[int, int] = (128, 128),
+        tokens: tuple[int, int] | None = None, meta: Mapping[str, Any] | None = None,
+    ) -> BlockMask:  # fmt: skip
         """A mask from ``numpy.packbits(mask, axis=-1)``, uint8 ``(H, M, ceil(N / 8))``.
 
         Args:
@@ -305,13 +297,9 @@ def need_block_mask(mask: object) -> None:
 
 
 def _from_heads(
-    head: Callable[[int], BoolArray],
-    counts: npt.NDArray[np.integer[Any]],
-    N: int,
-    block: tuple[int, int],
-    tokens: tuple[int, int] | None,
-    meta: Mapping[str, Any] | None,
-) -> BlockMask:
+    head: Callable[[int], BoolArray], counts: npt.NDArray[np.integer[Any]], N: int,
+    block: tuple[int, int], tokens: tuple[int, int] | None, meta: Mapping[str, Any] | None,
+) -> BlockMask:  # fmt: skip
     """A mask from bool heads ``(M, N)``, made one at a time, and their row counts ``(H, M)``."""
     H, M = counts.shape
     indptr = row_pointers(counts)

@@ -88,10 +88,8 @@ def _scipy(mask: BlockMask) -> Arrays:
 FORMS: Mapping[str, Callable[[BlockMask], Arrays]] = {
     "packed": packed,
     "csr": lambda mask: {"indptr": mask.indptr, "indices": mask.indices, **_native(mask)},
-    "flex": _flex,
-    "fa4": _fa4,
-    "scipy": _scipy,
-}
+    "flex": _flex, "fa4": _fa4, "scipy": _scipy,
+}  # fmt: skip
 """What `wavealign mask convert --to` writes; the first two are the native schema."""
 
 

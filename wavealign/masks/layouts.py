@@ -194,12 +194,10 @@ def _variable(at: Reading) -> BlockMask:
 
 
 _flex = partial(
-    _counted,
-    said="FlexAttention BlockMask, partial and full blocks united",
+    _counted, said="FlexAttention BlockMask, partial and full blocks united",
     lists=[("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")],
-    block_name="BLOCK_SIZE",
-    tokens_name="seq_lengths",
-)
+    block_name="BLOCK_SIZE", tokens_name="seq_lengths",
+)  # fmt: skip
 _fa4 = partial(
     _counted,
     said="FlashAttention-4 block lists, partial and full blocks united",

@@ -80,18 +80,13 @@ def _stats(
     overlap_sum, overlap_pairs = np.sum(overlaps, axis=0)
     mean = float(row_nnz.mean())
     return MaskStats(
-        head=head,
-        density=mean / columns,
-        nnz=int(row_nnz.sum()),
-        row_nnz_mean=mean,
-        row_nnz_spread=float(row_nnz.std()) / mean if mean else 0.0,
-        row_nnz_min=int(row_nnz.min()),
-        row_nnz_max=int(row_nnz.max()),
-        empty_rows=int(np.count_nonzero(row_nnz == 0)),
+        head=head, density=mean / columns, nnz=int(row_nnz.sum()), row_nnz_mean=mean,
+        row_nnz_spread=float(row_nnz.std()) / mean if mean else 0.0, row_nnz_min=int(row_nnz.min()),
+        row_nnz_max=int(row_nnz.max()), empty_rows=int(np.count_nonzero(row_nnz == 0)),
         empty_heads=int(np.count_nonzero(row_nnz.sum(axis=1) == 0)),
         neighbour_overlap=float(overlap_sum / overlap_pairs) if overlap_pairs else None,
         working_set_blocks=int(touched.max()),
-    )
+    )  # fmt: skip
 
 
 def _neighbour_overlap(head: HeadMask) -> tuple[float, int]:

@@ -36,14 +36,9 @@ class HeadContext:
 
     @classmethod
     def make(
-        cls,
-        tokens: int,
-        grid: TokenGrid | None,
-        order: str = "raster",
-        text_tokens: int = 0,
-        seed: int = 0,
-        tile: tuple[int, int, int] | None = None,
-    ) -> HeadContext:
+        cls, tokens: int, grid: TokenGrid | None, order: str = "raster", text_tokens: int = 0,
+        seed: int = 0, tile: tuple[int, int, int] | None = None,
+    ) -> HeadContext:  # fmt: skip
         """What is common to all heads, checked; as the context of head 0.
 
         Args:

@@ -29,18 +29,11 @@ _BATCH_BYTES = 2**31  # of Q and K that go to the GPU at once, for a method that
 
 
 def make_mask(
-    method: str,
-    source: QKSource | None,
-    params: Params | None = None,
-    *,
-    heads: Sequence[int] | None = None,
-    grid: TokenGrid | None = None,
-    order: str = "raster",
-    text_tokens: int = 0,
-    seed: int = 0,
-    device: str = "cpu",
+    method: str, source: QKSource | None, params: Params | None = None, *,
+    heads: Sequence[int] | None = None, grid: TokenGrid | None = None, order: str = "raster",
+    text_tokens: int = 0, seed: int = 0, device: str = "cpu",
     on_head: Callable[[int], None] | None = None,
-) -> BlockMask:
+) -> BlockMask:  # fmt: skip
     """The mask that a method makes.
 
     Args:
@@ -84,12 +77,9 @@ def make_mask(
             for head in some:
                 on_head(head)
     meta: dict[str, Any] = {
-        "method": method,
-        "parameters": dataclasses.asdict(settings),
-        "heads": list(heads),
-        "order": order,
-        "version": __version__,
-    }
+        "method": method, "parameters": dataclasses.asdict(settings), "heads": list(heads),
+        "order": order, "version": __version__,
+    }  # fmt: skip
     if grid is not None:
         meta["grid"] = list(grid.shape)
     if text_tokens:
@@ -102,14 +92,9 @@ def make_mask(
 
 
 def head_mask(
-    method: str,
-    q: Tensor,
-    k: Tensor,
-    params: Params | None = None,
-    context: HeadContext | None = None,
-    *,
-    site: HeadContext | None = None,
-) -> Tensor:
+    method: str, q: Tensor, k: Tensor, params: Params | None = None,
+    context: HeadContext | None = None, *, site: HeadContext | None = None,
+) -> Tensor:  # fmt: skip
     """The mask of one head from tensors in token order, bool ``(M, N)`` on their device.
 
     A head whose Q or K holds NaN or inf keeps everything, as for `head_masks`.
@@ -134,14 +119,9 @@ def head_mask(
 
 
 def head_masks(
-    method: str,
-    q: Tensor,
-    k: Tensor,
-    params: Params | None = None,
-    context: HeadContext | None = None,
-    *,
-    site: HeadContext | None = None,
-) -> Tensor:
+    method: str, q: Tensor, k: Tensor, params: Params | None = None,
+    context: HeadContext | None = None, *, site: HeadContext | None = None,
+) -> Tensor:  # fmt: skip
     """The masks of many heads from tensors in token order, on their device.
 
     A method with a batched form (xattention) does all heads at once on a GPU, without waiting for

@@ -122,14 +122,10 @@ def _shape(tokens: int, head_dim: int, params: XAttention) -> Shape:
     S = params.stride
     padding = -tokens % _multiple(tokens, params)
     return Shape(
-        stride=S,
-        per_block=params.block // S,
-        cells=math.ceil(tokens / S),
-        blocks=math.ceil(tokens / params.block),
-        columns=(tokens + padding) // params.block,
-        padded_keys=params.padded_keys,
-        scale=_scale(head_dim, params),
-    )
+        stride=S, per_block=params.block // S, cells=math.ceil(tokens / S),
+        blocks=math.ceil(tokens / params.block), columns=(tokens + padding) // params.block,
+        padded_keys=params.padded_keys, scale=_scale(head_dim, params),
+    )  # fmt: skip
 
 
 def _scale(head_dim: int, params: XAttention) -> float:

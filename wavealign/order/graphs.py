@@ -57,11 +57,9 @@ def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> 
     seed = int(context.rng(Draw.SOLVER).integers(2**31))
     with _metis_lock:
         _, labels = pymetis.part_graph(
-            parts,
-            pymetis.CSRAdjacency(graph.indptr, graph.indices),
-            recursive=True,
+            parts, pymetis.CSRAdjacency(graph.indptr, graph.indices), recursive=True,
             options=pymetis.Options(seed=seed, ufactor=1),
-        )
+        )  # fmt: skip
     label = np.asarray(labels, dtype=np.int64)
     size = np.bincount(label, minlength=parts)
     mean_nnz = np.bincount(label, weights=head.row_nnz, minlength=parts) / np.maximum(size, 1)

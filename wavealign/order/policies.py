@@ -207,16 +207,9 @@ def build_schedule(
 
 
 def visiting_lists(
-    mask: BlockMask,
-    row_order: Int32Array,
-    visits: VisitOrder,
-    wave: int,
-    seed: int = 0,
-    jobs: int = 1,
-    *,
-    first_head: int = 0,
-    unturned: Int32Array | None = None,
-) -> Int32Array:
+    mask: BlockMask, row_order: Int32Array, visits: VisitOrder, wave: int, seed: int = 0,
+    jobs: int = 1, *, first_head: int = 0, unturned: Int32Array | None = None,
+) -> Int32Array:  # fmt: skip
     """Every row's K/V blocks in visiting order, for rows that run in this order.
 
     Args:

@@ -97,10 +97,8 @@ class Schedule:
         return Schedule(
             self.row_order[list(heads)],
             row_pointers(np.concatenate([part.row_nnz for part in lists])),
-            np.concatenate([part.indices for part in lists]),
-            (len(lists), M, N),
-            self.policy,
-        )
+            np.concatenate([part.indices for part in lists]), (len(lists), M, N), self.policy,
+        )  # fmt: skip
 
     def ragged_kv_first(self, mask: BlockMask) -> Schedule:
         """This schedule, with rows that hold a ragged last K/V block visiting it first.

@@ -72,11 +72,9 @@ class DeviceSchedule:
             torch.tensor(schedule.row_order, dtype=torch.int32, device=device),
             torch.from_numpy(counts.reshape(H, M)).to(device),
             width * torch.arange(H * M, dtype=torch.int64, device=device),
-            torch.from_numpy(lists.reshape(H, M, width)).to(device),
-            N,
-            layout,
+            torch.from_numpy(lists.reshape(H, M, width)).to(device), N, layout,
             (schedule.policy,) * H,
-        )
+        )  # fmt: skip
 
     @classmethod
     def full(

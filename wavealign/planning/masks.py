@@ -55,13 +55,9 @@ def mask_from_packed(packed: Tensor, columns: int) -> Tensor:
 
 
 def mask_from_lists(
-    indices: Tensor,
-    columns: int,
-    *,
-    counts: Tensor | None = None,
-    indptr: Tensor | None = None,
+    indices: Tensor, columns: int, *, counts: Tensor | None = None, indptr: Tensor | None = None,
     shape: tuple[int, int] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Bool ``[..., M, N]`` from lists of K/V blocks, in any order.
 
     Args:

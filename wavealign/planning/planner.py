@@ -38,15 +38,9 @@ class Planner:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        device: str | torch.device,
-        *,
-        wave: int,
-        seed: int = 0,
-        width: int | None = None,
-        layout: ListLayout | None = None,
-    ) -> None:
+        self, shape: tuple[int, int, int], device: str | torch.device, *, wave: int, seed: int = 0,
+        width: int | None = None, layout: ListLayout | None = None,
+    ) -> None:  # fmt: skip
         """Allocate.
 
         Args:

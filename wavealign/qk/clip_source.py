@@ -51,16 +51,10 @@ class ClipSource(InMemory):
 
     @classmethod
     def make(
-        cls,
-        path: str | Path,
-        vit: ImageViT,
-        grid: TokenGrid,
-        layers: Sequence[int] = DEFAULT_LAYERS,
-        step: int = 4,
-        profile: str | None = "wan2.1",
-        device: str = "cpu",
-        on_frame: Callable[[int], None] | None = None,
-    ) -> ClipSource:
+        cls, path: str | Path, vit: ImageViT, grid: TokenGrid,
+        layers: Sequence[int] = DEFAULT_LAYERS, step: int = 4, profile: str | None = "wan2.1",
+        device: str = "cpu", on_frame: Callable[[int], None] | None = None,
+    ) -> ClipSource:  # fmt: skip
         """Run the clip.
 
         Args:
@@ -90,12 +84,10 @@ class ClipSource(InMemory):
             for head in range(len(x)):
                 x[head] = rotate(x[head].float(), angles).half()
         about: dict[str, Any] = {
-            "qk": Path(path).name,
-            "note": NOTE,
+            "qk": Path(path).name, "note": NOTE,
             "vit_heads": [[layer, head] for layer in layers for head in range(vit.heads)],
-            "clip_step": step,
-            "profile": profile or "none",
-        }
+            "clip_step": step, "profile": profile or "none",
+        }  # fmt: skip
         if profile is not None:
             scales = _calibrate(q, k, profile, device)
             about["query_scale"] = [round(scale, 4) for scale in scales]

@@ -133,11 +133,9 @@ class ImageViT:
         deviation = torch.tensor(_DEVIATION, device=image.device)[:, None, None]
         name = "embeddings.patch_embeddings.projection."
         grid = functional.conv2d(
-            ((image - mean) / deviation)[None],
-            self.weights[name + "weight"],
-            self.weights[name + "bias"],
-            stride=self.patch,
-        )
+            ((image - mean) / deviation)[None], self.weights[name + "weight"],
+            self.weights[name + "bias"], stride=self.patch,
+        )  # fmt: skip
         positions = functional.interpolate(
             self.weights["positions"], size=grid.shape[-2:], mode="bicubic", align_corners=False
         )

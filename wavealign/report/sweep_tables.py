@@ -40,18 +40,15 @@ def best_table(records: Sequence[TrialRecord], field: str) -> Table:
         took = row.outcome
         over = took.time_ms / took.limit_ms if took.time_ms and took.limit_ms else None
         table.add_row(
-            *(_cell(condition, name) for name in (*_ALWAYS, *several)),
-            row.policy,
-            figure(took.time_ms, "{:.3f} ms"),
-            figure(speedup(before, row), "{:.3f}x"),
+            *(_cell(condition, name) for name in (*_ALWAYS, *several)), row.policy,
+            figure(took.time_ms, "{:.3f} ms"), figure(speedup(before, row), "{:.3f}x"),
             figure(took.hbm_read_bytes, lambda v: decimal_size(v)(v)),
             figure(change(before, row, "hbm_read_bytes"), "{:+.1f} %", 100),
             figure(took.energy_j, lambda v: decimals(v, "J")(v)),
             figure(change(before, row, "energy_j"), "{:+.1f} %", 100),
-            figure(took.l2_hit_frac, "{:.1f} %", 100),
-            figure(over, "{:.3f}x"),
+            figure(took.l2_hit_frac, "{:.1f} %", 100), figure(over, "{:.3f}x"),
             figure(record.planning_ms, "{:.0f} ms"),
-        )
+        )  # fmt: skip
     return table
 
 

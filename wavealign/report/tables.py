@@ -91,18 +91,13 @@ def results_table(results: Sequence[Result], baselines: dict[int | None, Result]
     for result in results:
         base, took = baselines.get(result.head), result.outcome
         table.add_row(
-            *([str(result.head)] if per_head else []),
-            result.policy,
-            figure(took.l2_hit_frac, "{:.1f} %", 100),
-            figure(took.hbm_read_bytes, size),
+            *([str(result.head)] if per_head else []), result.policy,
+            figure(took.l2_hit_frac, "{:.1f} %", 100), figure(took.hbm_read_bytes, size),
             figure(change(base, result, "hbm_read_bytes"), "{:+.1f} %", 100),
-            figure(took.belady_bytes, size),
-            figure(took.time_ms, duration),
-            figure(speedup(base, result), "{:.3f}x"),
-            figure(took.limit_ms, duration),
-            figure(took.gap, "{:.2f}"),
-            took.bound or "-",
-        )
+            figure(took.belady_bytes, size), figure(took.time_ms, duration),
+            figure(speedup(base, result), "{:.3f}x"), figure(took.limit_ms, duration),
+            figure(took.gap, "{:.2f}"), took.bound or "-",
+        )  # fmt: skip
     return table
 
 
@@ -138,13 +133,10 @@ def stats_table(
     for index, stats in enumerate(rows):
         working_set = stats.working_set_bytes(setup.kv_bytes(block_kv))
         table.add_row(
-            *_stats_cells(stats),
-            str(stats.empty_rows),
-            figure(stats.neighbour_overlap, "{:.2f}"),
-            format_size(working_set),
-            f"{working_set / setup.l2_capacity_bytes:.2f}x",
+            *_stats_cells(stats), str(stats.empty_rows), figure(stats.neighbour_overlap, "{:.2f}"),
+            format_size(working_set), f"{working_set / setup.l2_capacity_bytes:.2f}x",
             *([f"{recalls[index]:.3f}"] if recalls is not None else []),
-        )
+        )  # fmt: skip
     return table
 
 

@@ -26,8 +26,7 @@ def validation_table(pairs: Sequence[Pair]) -> Table:
     for measured, predicted in pairs:
         was = measured.outcome
         table.add_row(
-            measured.policy,
-            figure(was.time_ms, "{:.2f} ms"),
+            measured.policy, figure(was.time_ms, "{:.2f} ms"),
             figure(was.time_spread_frac, "{:.1%}"),
             figure(getattr(predicted, "time_ms", None), "{:.2f} ms"),
             figure(change(measured, predicted), "{:+.1%}"),
@@ -38,10 +37,9 @@ def validation_table(pairs: Sequence[Pair]) -> Table:
             figure(_points(predicted, measured), "{:+.1f} pt"),
             figure(was.hbm_read_bytes, "{:.2f} GB", 1e-9),
             figure(getattr(predicted, "hbm_read_bytes", None), "{:.2f} GB", 1e-9),
-            figure(was.limit_ms, "{:.2f} ms"),
-            figure(was.clock_ghz, "{:.2f} GHz"),
+            figure(was.limit_ms, "{:.2f} ms"), figure(was.clock_ghz, "{:.2f} GHz"),
             figure(was.energy_j, "{:.2f} J"),
-        )
+        )  # fmt: skip
     return table
 
 

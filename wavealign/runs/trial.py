@@ -37,16 +37,12 @@ class TrialRecord:
     def to_json(self) -> str:
         """One line of JSON."""
         row = {
-            "schema": TRIAL_SCHEMA,
-            "id": self.spec.identity,
-            "status": self.status,
+            "schema": TRIAL_SCHEMA, "id": self.spec.identity, "status": self.status,
             "spec": self.spec.spec,
             "result": json.loads(self.result.to_json()) if self.result is not None else None,
-            "error": self.error,
-            "planning_ms": self.planning_ms,
-            "seconds": self.seconds,
+            "error": self.error, "planning_ms": self.planning_ms, "seconds": self.seconds,
             "worker": self.worker,
-        }
+        }  # fmt: skip
         return json.dumps(row, allow_nan=False)
 
     @classmethod

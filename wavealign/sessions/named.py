@@ -24,16 +24,10 @@ class GsrsSession(Session):
     """
 
     def __init__(
-        self,
-        search_steps: Sequence[int] = Gsrs.search_steps,
-        p: Sequence[float] = Gsrs.p,
-        block: tuple[int, int] = (128, 128),
-        steps: int = Gsrs.steps,
-        *,
-        reduced: bool = Gsrs.reduced,
-        dense_text: bool = Gsrs.dense_text,
-        **options: Any,
-    ) -> None:
+        self, search_steps: Sequence[int] = Gsrs.search_steps, p: Sequence[float] = Gsrs.p,
+        block: tuple[int, int] = (128, 128), steps: int = Gsrs.steps, *,
+        reduced: bool = Gsrs.reduced, dense_text: bool = Gsrs.dense_text, **options: Any,
+    ) -> None:  # fmt: skip
         rule = Gsrs(search_steps, p, steps, reduced=reduced, dense_text=dense_text)
         super().__init__(rule, block=block, **options)
 
@@ -47,15 +41,10 @@ class TopKSession(Session):
     """
 
     def __init__(
-        self,
-        search_steps: Sequence[int] = Gsrs.search_steps,
-        keep: float = Gsrs.keep,
-        block: tuple[int, int] = (128, 128),
-        steps: int = Gsrs.steps,
-        *,
-        dense_text: bool = Gsrs.dense_text,
-        **options: Any,
-    ) -> None:
+        self, search_steps: Sequence[int] = Gsrs.search_steps, keep: float = Gsrs.keep,
+        block: tuple[int, int] = (128, 128), steps: int = Gsrs.steps, *,
+        dense_text: bool = Gsrs.dense_text, **options: Any,
+    ) -> None:  # fmt: skip
         rule = Gsrs(search_steps, (), steps, "top-k", keep, False, dense_text, "topk")
         super().__init__(rule, block=block, **options)
 
@@ -71,17 +60,11 @@ class AdaSpaSession(Session):
     """
 
     def __init__(
-        self,
-        search_steps: Sequence[int] = AdaSpa.search_steps,
-        sparsity: float = AdaSpa.sparsity,
-        block: tuple[int, int] = (128, 128),
-        steps: int = AdaSpa.steps,
-        *,
-        head_adaptive: bool = AdaSpa.head_adaptive,
-        cached_lse: bool = AdaSpa.cached_lse,
-        dense_text: bool = AdaSpa.dense_text,
-        **options: Any,
-    ) -> None:
+        self, search_steps: Sequence[int] = AdaSpa.search_steps, sparsity: float = AdaSpa.sparsity,
+        block: tuple[int, int] = (128, 128), steps: int = AdaSpa.steps, *,
+        head_adaptive: bool = AdaSpa.head_adaptive, cached_lse: bool = AdaSpa.cached_lse,
+        dense_text: bool = AdaSpa.dense_text, **options: Any,
+    ) -> None:  # fmt: skip
         rule = AdaSpa(search_steps, sparsity, steps, head_adaptive, cached_lse, dense_text)
         super().__init__(rule, block=block, **options)
 
@@ -97,25 +80,18 @@ class LiteAttentionSession(Session):
     """
 
     def __init__(
-        self,
-        threshold: float = LiteAttention.threshold,
-        warmup: int = LiteAttention.warmup,
-        block: tuple[int, int] = (128, 128),
-        steps: int = LiteAttention.steps,
-        *,
-        dense_text: bool = LiteAttention.dense_text,
-        **options: Any,
-    ) -> None:
+        self, threshold: float = LiteAttention.threshold, warmup: int = LiteAttention.warmup,
+        block: tuple[int, int] = (128, 128), steps: int = LiteAttention.steps, *,
+        dense_text: bool = LiteAttention.dense_text, **options: Any,
+    ) -> None:  # fmt: skip
         rule = LiteAttention(threshold, warmup, steps, dense_text)
         super().__init__(rule, block=block, **options)
 
 
 SESSIONS: dict[str, type[Session]] = {
-    "gsrs": GsrsSession,
-    "adaspa": AdaSpaSession,
-    "liteattention": LiteAttentionSession,
+    "gsrs": GsrsSession, "adaspa": AdaSpaSession, "liteattention": LiteAttentionSession,
     "topk": TopKSession,
-}
+}  # fmt: skip
 
 
 def make_session(name: str, **options: Any) -> Session:

@@ -59,12 +59,9 @@ def own_copy(schedule: DeviceSchedule, longest: int | None) -> DeviceSchedule:
     width = width if longest is None else max(1, min(width, longest))
     rows = torch.arange(H * M, dtype=torch.int64, device=schedule.starts.device)
     return dataclasses.replace(
-        schedule,
-        table=schedule.table.clone(),
-        counts=schedule.counts.clone(),
-        starts=rows * width,
+        schedule, table=schedule.table.clone(), counts=schedule.counts.clone(), starts=rows * width,
         indices=schedule.indices[..., :width].clone(memory_format=torch.contiguous_format),
-    )
+    )  # fmt: skip
 
 
 def pack(keep: torch.Tensor) -> torch.Tensor:

@@ -48,22 +48,12 @@ class Session:
     """
 
     def __init__(
-        self,
-        rule: Rule,
-        *,
-        block: tuple[int, int] = (128, 128),
-        grid: TokenGrid | tuple[int, int, int] | None = None,
-        order: str | None = None,
-        text_tokens: int = 0,
-        policy: str = "auto",
-        profile: str | None = None,
-        backend: str = "auto",
-        objective: str = "time",
-        regime: str = "steady",
-        seed: int = 0,
-        check_finite: bool = True,
-        full_attention: FullAttention | None = None,
-    ) -> None:
+        self, rule: Rule, *, block: tuple[int, int] = (128, 128),
+        grid: TokenGrid | tuple[int, int, int] | None = None, order: str | None = None,
+        text_tokens: int = 0, policy: str = "auto", profile: str | None = None,
+        backend: str = "auto", objective: str = "time", regime: str = "steady", seed: int = 0,
+        check_finite: bool = True, full_attention: FullAttention | None = None,
+    ) -> None:  # fmt: skip
         """A session before its first step.
 
         Args:
@@ -143,15 +133,9 @@ class Session:
 
     @torch.compiler.disable
     def attend(
-        self,
-        step: int,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        branch: str = "cond",
-        text_tokens: int | None = None,
-    ) -> torch.Tensor:
+        self, step: int, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        branch: str = "cond", text_tokens: int | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Self-attention of one layer at one step.
 
         Args:

@@ -82,8 +82,6 @@ def _dense(mask: BlockMask, setup: Setup) -> Work:
     head_bytes = setup.kv_bytes(mask.tokens_kv)
     steps = waves * (mask.N + setup.kernel.row_start_blocks)
     return Work(
-        steps * setup.step_cycles(mask),
-        setup.flops(mask, blocks),
-        float(passes * head_bytes),
+        steps * setup.step_cycles(mask), setup.flops(mask, blocks), float(passes * head_bytes),
         float(mask.H * mask.M * head_bytes),
-    )
+    )  # fmt: skip

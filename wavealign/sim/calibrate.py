@@ -36,12 +36,9 @@ _HIT_FIGURES = {
     "miss_exposed_blocks": (0.0, 0.1, 0.15),
 }
 _POWER_FIGURES = {
-    "static_w": (20.0, 400.0),
-    "flop_pj": (0.05, 5.0),
-    "hbm_pj_per_byte": (5.0, 300.0),
-    "l2_pj_per_byte": (0.0, 60.0),
-    "settle_ms": (5.0, 1000.0),
-}
+    "static_w": (20.0, 400.0), "flop_pj": (0.05, 5.0), "hbm_pj_per_byte": (5.0, 300.0),
+    "l2_pj_per_byte": (0.0, 60.0), "settle_ms": (5.0, 1000.0),
+}  # fmt: skip
 _SECTOR_WEIGHT = 0.4  # a profiler's hit rate says half of the hit ratio again
 _HIT_EVALUATIONS = 12
 

@@ -73,13 +73,10 @@ def hit_curve(
     read = misses * block_bytes - last_misses * saved_bytes
     requested = requested_bytes(mask, setup)
     return Curve(
-        policy=schedule.policy,
-        sizes_bytes=sizes,
-        misses=misses,
-        hbm_read_bytes=read,
+        policy=schedule.policy, sizes_bytes=sizes, misses=misses, hbm_read_bytes=read,
         hit_frac=1.0 - read / requested if requested else np.full(sizes.shape, np.nan),
         requested_bytes=requested,
-    )
+    )  # fmt: skip
 
 
 def belady_read_bytes(

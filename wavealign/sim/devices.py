@@ -229,12 +229,10 @@ def _kernel(name: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> 
     if not tiles or min(min(tiles.values()), *map(min, tiles)) <= 0:
         raise ValueError(f"'{prefix}block_cycles' needs at least one tile, with positive figures.")
     return KernelProfile(
-        name=name,
-        block_cycles=tiles,
-        head_dim=int(entry["head_dim"]),
+        name=name, block_cycles=tiles, head_dim=int(entry["head_dim"]),
         calibrated_on=str(entry["calibrated_on"]),
         **_figures(KernelProfile, entry, sources, prefix),
-    )
+    )  # fmt: skip
 
 
 # Of figures that needn't be at least 1, and of those that have an upper bound.

@@ -67,16 +67,10 @@ class Improved:
 
 
 def improve(
-    mask: BlockMask,
-    policy: str | Policy,
-    setup: Setup,
-    evaluations: int,
-    *,
-    objective: str = "time",
-    seed: int = 0,
-    jobs: int = 1,
+    mask: BlockMask, policy: str | Policy, setup: Setup, evaluations: int, *,
+    objective: str = "time", seed: int = 0, jobs: int = 1,
     progress: Callable[[int, float], None] = lambda done, best: None,
-) -> Improved:
+) -> Improved:  # fmt: skip
     """Search better row orders for a policy's visit order.
 
     The policy's rows and `START_ROWS` are simulated with its visits, and the search starts from

@@ -154,14 +154,9 @@ class Timings:
 
 
 def clocks_and_energies(
-    power: PowerProfile | None,
-    clock_max_ghz: float,
-    cycles: FloatArray,
-    flops: FloatArray,
-    hbm_bytes: FloatArray,
-    l2_bytes: FloatArray,
-    regime: Regime,
-) -> Timings:
+    power: PowerProfile | None, clock_max_ghz: float, cycles: FloatArray, flops: FloatArray,
+    hbm_bytes: FloatArray, l2_bytes: FloatArray, regime: Regime,
+) -> Timings:  # fmt: skip
     """Solve the clocks of several launches, arrays of one shape; cycles above 0.
 
     Args:

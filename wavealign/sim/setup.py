@@ -46,17 +46,10 @@ class Setup:
 
     @classmethod
     def make(
-        cls,
-        device: str | DeviceProfile = DEFAULT_DEVICE,
-        kernel: str | None = None,
-        *,
-        l2_bytes: int | None = None,
-        wave: int | None = None,
-        head_dim: int = 128,
-        dtype: str = "bf16",
-        model: str = "full",
-        regime: str = "single",
-    ) -> Setup:
+        cls, device: str | DeviceProfile = DEFAULT_DEVICE, kernel: str | None = None, *,
+        l2_bytes: int | None = None, wave: int | None = None, head_dim: int = 128,
+        dtype: str = "bf16", model: str = "full", regime: str = "single",
+    ) -> Setup:  # fmt: skip
         """Resolve names and overrides.
 
         Args:
@@ -118,14 +111,9 @@ class Setup:
         )  # fmt: skip
 
     def launch(
-        self,
-        mask: BlockMask,
-        policy: str,
-        seed: int = 0,
-        name: str = "",
-        heads: str | None = None,
+        self, mask: BlockMask, policy: str, seed: int = 0, name: str = "", heads: str | None = None,
         head: int | None = None,
-    ) -> Launch:
+    ) -> Launch:  # fmt: skip
         """What a simulated run on these terms is.
 
         Args:

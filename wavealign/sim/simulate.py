@@ -23,20 +23,11 @@ _BINDS_FROM = 0.05  # share of the cycles from which bandwidth counts as what bi
 
 
 def simulate(
-    mask: BlockMask,
-    policy: str | Schedule = "original",
-    device: str | DeviceProfile = DEFAULT_DEVICE,
-    kernel: str | None = None,
-    *,
-    l2_bytes: int | None = None,
-    wave: int | None = None,
-    head_dim: int = 128,
-    dtype: str = "bf16",
-    model: str = "full",
-    regime: str = "single",
-    seed: int = 0,
-    name: str = "",
-) -> Result:
+    mask: BlockMask, policy: str | Schedule = "original",
+    device: str | DeviceProfile = DEFAULT_DEVICE, kernel: str | None = None, *,
+    l2_bytes: int | None = None, wave: int | None = None, head_dim: int = 128, dtype: str = "bf16",
+    model: str = "full", regime: str = "single", seed: int = 0, name: str = "",
+) -> Result:  # fmt: skip
     """Run all heads of a mask as one launch, in the simulator.
 
     Args:
@@ -76,13 +67,9 @@ def simulate(
 
 
 def simulate_launch(
-    launch: Launch,
-    mask: BlockMask,
-    device: DeviceProfile | None = None,
-    *,
-    schedule: Schedule | None = None,
-    belady: bool = False,
-) -> Result:
+    launch: Launch, mask: BlockMask, device: DeviceProfile | None = None, *,
+    schedule: Schedule | None = None, belady: bool = False,
+) -> Result:  # fmt: skip
     """Simulate a launch.
 
     Args:
@@ -108,16 +95,9 @@ def simulate_launch(
 
 
 def run_schedule(
-    mask: BlockMask,
-    schedule: Schedule,
-    setup: Setup,
-    *,
-    seed: int = 0,
-    name: str = "",
-    heads: str | None = None,
-    head: int | None = None,
-    belady: bool = False,
-) -> Result:
+    mask: BlockMask, schedule: Schedule, setup: Setup, *, seed: int = 0, name: str = "",
+    heads: str | None = None, head: int | None = None, belady: bool = False,
+) -> Result:  # fmt: skip
     """Simulate a schedule that is known to fit the mask (see `Schedule.check`).
 
     Args:
@@ -137,23 +117,16 @@ def run_schedule(
     limits = bounds(mask, schedule, setup, traffic, time_ms)
     requested, read = traffic.requested_bytes, traffic.hbm_read_bytes
     outcome = Outcome(
-        time_ms=time_ms,
-        l2_hit_frac=1.0 - read / requested if requested else None,
-        lts_sector_hit_frac=traffic.sector_hit_frac,
-        l2_requested_bytes=requested,
-        fabric_bytes=traffic.crossing_bytes,
-        hbm_read_bytes=read,
-        compulsory_bytes=limits.compulsory_bytes,
-        belady_bytes=belady_bytes,
+        time_ms=time_ms, l2_hit_frac=1.0 - read / requested if requested else None,
+        lts_sector_hit_frac=traffic.sector_hit_frac, l2_requested_bytes=requested,
+        fabric_bytes=traffic.crossing_bytes, hbm_read_bytes=read,
+        compulsory_bytes=limits.compulsory_bytes, belady_bytes=belady_bytes,
         imbalance_frac=traffic.idle_frac,
         clock_ghz=timing.clock_ghz if setup.device.power is not None else None,
-        energy_j=timing.energy_j if time_ms == timing.time_ms else None,
-        limit_ms=limits.limit_ms,
-        gap=limits.gap,
-        intensity_flop_per_byte=limits.intensity_flop_per_byte,
-        roofline=limits.roofline,
-        bound=_binding(traffic, timing, hbm_ms),
-    )
+        energy_j=timing.energy_j if time_ms == timing.time_ms else None, limit_ms=limits.limit_ms,
+        gap=limits.gap, intensity_flop_per_byte=limits.intensity_flop_per_byte,
+        roofline=limits.roofline, bound=_binding(traffic, timing, hbm_ms),
+    )  # fmt: skip
     return Result(launch, outcome, Environment(__version__))
 
 

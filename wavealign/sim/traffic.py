@@ -54,11 +54,9 @@ class Traffic:
     def work(self, mask: BlockMask, setup: Setup) -> Work:
         """The launch as the power budget sees it."""
         return Work(
-            self.cycles,
-            setup.flops(mask, mask.nnz),
-            self.hbm_read_bytes,
+            self.cycles, setup.flops(mask, mask.nnz), self.hbm_read_bytes,
             self.requested_bytes + (self.crossing_bytes or 0),
-        )
+        )  # fmt: skip
 
 
 def launch_traffic(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
@@ -123,14 +121,11 @@ def _fast(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
     last = int(end_ticks.max())
     return Traffic(
         hbm_read_bytes=block_bytes(mask, setup, int(misses.sum()), int(last_block_misses.sum())),
-        requested_bytes=requested_bytes(mask, setup),
-        crossing_bytes=None,
-        sector_hit_frac=None,
+        requested_bytes=requested_bytes(mask, setup), crossing_bytes=None, sector_hit_frac=None,
         cycles=last * setup.step_cycles(mask) / FAST_TICKS,
-        idle_frac=1.0 - float(end_ticks.mean()) / last if last else 0.0,
-        l2_cycles=0.0,
+        idle_frac=1.0 - float(end_ticks.mean()) / last if last else 0.0, l2_cycles=0.0,
         hbm_cycles=0.0,
-    )
+    )  # fmt: skip
 
 
 def _full(mask: BlockMask, schedule: Schedule, setup: Setup) -> Traffic:
@@ -176,11 +171,9 @@ def _full_at(mask: BlockMask, schedule: Schedule, setup: Setup, clock_ghz: float
     halves, last_halves = int(reads.sum()), int(last_block_reads.sum())
     return Traffic(
         hbm_read_bytes=block_bytes(mask, setup, halves, last_halves) // 2,
-        requested_bytes=requested_bytes(mask, setup),
-        crossing_bytes=round(crossings * half_bytes),
-        sector_hit_frac=hits / looked_up if looked_up else None,
-        cycles=last * cycles_per_tick,
+        requested_bytes=requested_bytes(mask, setup), crossing_bytes=round(crossings * half_bytes),
+        sector_hit_frac=hits / looked_up if looked_up else None, cycles=last * cycles_per_tick,
         idle_frac=1.0 - float(end_times.mean()) / last if last else 0.0,
         l2_cycles=float(stretched[kernels.L2_TICKS]) * cycles_per_tick,
         hbm_cycles=float(stretched[kernels.HBM_TICKS]) * cycles_per_tick,
-    )
+    )  # fmt: skip

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from wavealign.sweep.store import read_trials
 
 _HOMES = {
-    "wavealign.runs.launch": ("Launch",),
-    "wavealign.runs.trial": ("TrialRecord",),
-    "wavealign.runs.folder": ("read_manifest",),
-    "wavealign.sweep.store": ("read_trials",),
-}
+    "wavealign.runs.launch": ("Launch",), "wavealign.runs.trial": ("TrialRecord",),
+    "wavealign.runs.folder": ("read_manifest",), "wavealign.sweep.store": ("read_trials",),
+}  # fmt: skip
 
 __all__ = ["Launch", "TrialRecord", "read_manifest", "read_trials"]
 

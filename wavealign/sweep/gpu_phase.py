@@ -82,14 +82,9 @@ def prepare(engine: Engine, baselines: Sequence[Launch]) -> GpuPhase:
 
 
 def measure_finalists(
-    phase: GpuPhase,
-    engine: Engine,
-    store: Store,
-    objective: str,
-    count: int,
-    stages: Stages,
+    phase: GpuPhase, engine: Engine, store: Store, objective: str, count: int, stages: Stages,
     on_trial: OnTrial,
-) -> None:
+) -> None:  # fmt: skip
     """Measure the best simulated policies of each mask, and `original`.
 
     Args:

@@ -19,12 +19,8 @@ OnTrial = Callable[[TrialRecord, bool], None]
 
 
 def run_search(
-    search: Search,
-    store: Store,
-    engine: Engine,
-    on_trial: OnTrial,
-    belady: bool = False,
-) -> None:
+    search: Search, store: Store, engine: Engine, on_trial: OnTrial, belady: bool = False,
+) -> None:  # fmt: skip
     """Run every trial that the search asks for and the store doesn't hold.
 
     Args:

@@ -152,15 +152,9 @@ Search = GridSearch | DrawnSearch
 
 
 def make_search(
-    space: Space,
-    baselines: Sequence[Launch],
-    kind: str,
-    trials: int | None,
-    seed: int,
-    objective: str,
-    log: Draws,
-    note: Callable[[str], None],
-) -> Search:
+    space: Space, baselines: Sequence[Launch], kind: str, trials: int | None, seed: int,
+    objective: str, log: Draws, note: Callable[[str], None],
+) -> Search:  # fmt: skip
     """The strategy by its name.
 
     Args:

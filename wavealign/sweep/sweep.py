@@ -54,14 +54,9 @@ class SweepInterruptedError(KeyboardInterrupt):
 
 
 def run_sweep(
-    sweep: Sweep,
-    out: str | Path,
-    *,
-    retry_failed: bool = False,
-    stages: Stages,
-    on_trial: OnTrial = lambda record, ran: None,
-    note: Callable[[str], None] = lambda _: None,
-) -> list[TrialRecord]:
+    sweep: Sweep, out: str | Path, *, retry_failed: bool = False, stages: Stages,
+    on_trial: OnTrial = lambda record, ran: None, note: Callable[[str], None] = lambda _: None,
+) -> list[TrialRecord]:  # fmt: skip
     """Run a sweep, or what is left of one.
 
     Args:
@@ -91,10 +86,8 @@ def run_sweep(
         "paths": {m.name: m.path for m in masks},
         "devices": {name: device.digest for name, device in inputs.devices.items()},
         "search": {"kind": sweep.kind, "seed": sweep.seed if sweep.kind != "grid" else None},
-        "trials": sweep.trials,
-        "objective": sweep.objective,
-        "belady": sweep.belady,
-    }
+        "trials": sweep.trials, "objective": sweep.objective, "belady": sweep.belady,
+    }  # fmt: skip
     store = Store(out, manifest, note)
     search = make_search(
         sweep.space, baselines, sweep.kind, sweep.trials, sweep.seed, sweep.objective,

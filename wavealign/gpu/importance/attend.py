@@ -29,20 +29,11 @@ _TRITON_SIZES = (64, 128)  # of blocks and of heads
 
 
 def attend_with_importance(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    block: tuple[int, int] = (128, 128),
-    candidates: Tensor | None = None,
-    schedule: DeviceSchedule | None = None,
-    reference_lse: Tensor | None = None,
-    diagnostics: bool = False,
-    diagnose_every: int = 1,
-    positions: Tensor | None = None,
-    kernel: str = "auto",
-    scratch_bytes: int = SCRATCH_BYTES,
-) -> Importance:
+    q: Tensor, k: Tensor, v: Tensor, *, block: tuple[int, int] = (128, 128),
+    candidates: Tensor | None = None, schedule: DeviceSchedule | None = None,
+    reference_lse: Tensor | None = None, diagnostics: bool = False, diagnose_every: int = 1,
+    positions: Tensor | None = None, kernel: str = "auto", scratch_bytes: int = SCRATCH_BYTES,
+) -> Importance:  # fmt: skip
     """Attention over all blocks, or over candidates, with the importance of each; scale 1/√D.
 
     A NaN in q or k makes the rows that meet it NaN: output, LSE, and the importance of every

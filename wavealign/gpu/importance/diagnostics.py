@@ -48,13 +48,9 @@ class Diagnosis:
 
 
 def diagnose_head(
-    q: Tensor,
-    k: Tensor,
-    *,
-    rows: int | None = None,
-    positions: Tensor | None = None,
+    q: Tensor, k: Tensor, *, rows: int | None = None, positions: Tensor | None = None,
     where: tuple[int, int, int] = (0, 0, 0),
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Entropy and distance of one head.
 
     Args:

@@ -66,16 +66,10 @@ class Search:
     """
 
     def __init__(
-        self,
-        call: Call,
-        scratch_bytes: int = SCRATCH_BYTES,
-        *,
-        sums: bool = True,
-        entropy: bool | None = None,
-        distance: bool | None = None,
-        hopper: bool = False,
+        self, call: Call, scratch_bytes: int = SCRATCH_BYTES, *, sums: bool = True,
+        entropy: bool | None = None, distance: bool | None = None, hopper: bool = False,
         tiles: Tiles | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Allocate.
 
         Args:

@@ -50,15 +50,10 @@ def unit_cell(policy: str, rows: Sequence[Row], base: Sequence[Row]) -> Cell:
     planning = [row.planning_ms for row in rows if row.planning_ms is not None]
     reads = mean_speedup(base, rows, "hbm_read_bytes")
     return Cell(
-        policy,
-        mean_of(rows, "time_ms"),
-        mean_of(rows, "l2_hit_frac"),
-        mean_of(rows, "hbm_read_bytes"),
-        mean_of(rows, "energy_j"),
-        mean_speedup(base, rows),
-        1 / reads if reads is not None else None,
-        fmean(planning) if planning else None,
-    )
+        policy, mean_of(rows, "time_ms"), mean_of(rows, "l2_hit_frac"),
+        mean_of(rows, "hbm_read_bytes"), mean_of(rows, "energy_j"), mean_speedup(base, rows),
+        1 / reads if reads is not None else None, fmean(planning) if planning else None,
+    )  # fmt: skip
 
 
 def column_cells(units: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:

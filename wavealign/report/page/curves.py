@@ -77,13 +77,9 @@ def _named_files(masks: Any) -> Iterable[str]:
 
 
 def find_masks(
-    units: Iterable[Unit],
-    paths: Sequence[Path],
-    given: int,
-    notes: list[str],
-    block: tuple[int, int] | None = None,
-    key: str | None = None,
-) -> dict[Unit, BlockMask]:
+    units: Iterable[Unit], paths: Sequence[Path], given: int, notes: list[str],
+    block: tuple[int, int] | None = None, key: str | None = None,
+) -> dict[Unit, BlockMask]:  # fmt: skip
     """The masks that ran, found in files by digest.
 
     Args:

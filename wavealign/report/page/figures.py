@@ -119,12 +119,10 @@ def _tinted(speedup: float, best: bool, tip: str) -> HeatCell:
 def describe(cell: Cell) -> str:
     """A cell's figures in a line."""
     parts = (
-        (cell.speedup, "{:.3f}× original", 1),
-        (cell.time_ms, "{:.2f} ms", 1),
-        (cell.hit_frac, "L2 hit {:.1f} %", 100),
-        (cell.hbm_read_bytes, "HBM reads {:.2f} GB", 1e-9),
+        (cell.speedup, "{:.3f}× original", 1), (cell.time_ms, "{:.2f} ms", 1),
+        (cell.hit_frac, "L2 hit {:.1f} %", 100), (cell.hbm_read_bytes, "HBM reads {:.2f} GB", 1e-9),
         (cell.planning_ms, "planned in {:.1f} ms", 1),
-    )
+    )  # fmt: skip
     return ", ".join(form.format(scale * v) for v, form, scale in parts if v is not None)
 
 

@@ -108,15 +108,11 @@ def _prediction(label: str, pairs: list[_Pair]) -> Prediction:
         if len(runs) > 1
     }
     return Prediction(
-        label,
-        len(pairs),
-        fmean(100 * abs(will - was) for was, will, _ in hits) if hits else None,
+        label, len(pairs), fmean(100 * abs(will - was) for was, will, _ in hits) if hits else None,
         fmean(abs(will / was - 1) for was, will, _ in times),
-        fmean(regrets.values()) if regrets else None,
-        len({digest for digest, *_ in regrets}),
-        _chart("L2 hit ratio (%)", hits, True) if hits else None,
-        _chart("time (ms)", times, False),
-    )
+        fmean(regrets.values()) if regrets else None, len({digest for digest, *_ in regrets}),
+        _chart("L2 hit ratio (%)", hits, True) if hits else None, _chart("time (ms)", times, False),
+    )  # fmt: skip
 
 
 def _chart(title: str, points: list[tuple[float, float, str]], percent: bool) -> Markup:

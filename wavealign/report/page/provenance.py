@@ -59,15 +59,13 @@ def _measured_facts(rows: Sequence[Result]) -> list[tuple[str, str]]:
         least = f"{len(errors)} of {len(rows)} checked"
         checked = f"{least}, error against float32 at most {max(errors):.1e}"
     return [
-        ("card", _values(rows, "gpu")),
-        ("driver", _values(rows, "driver")),
+        ("card", _values(rows, "gpu")), ("driver", _values(rows, "driver")),
         ("kernel", _values(rows, "backend_version")),
         ("SM clock", f"{min(clocks):.2f} to {max(clocks):.2f} GHz" if clocks else "not read"),
         ("launches a row", _values(rows, "repeats")),
         ("spread of launches", f"interquartile range up to {max(spreads):.1%}" if spreads else ""),
-        ("L2 before counted launches", _cache(rows)),
-        ("output", checked),
-    ]
+        ("L2 before counted launches", _cache(rows)), ("output", checked),
+    ]  # fmt: skip
 
 
 def _cache(rows: Sequence[Result]) -> str:

@@ -16,12 +16,10 @@ _Place = Callable[[float], float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 26, 40
 
 _SHAPES = {
-    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z",
-    "square": "M-3.6 -3.6H3.6V3.6H-3.6Z",
-    "triangle": "M0 -4.6L4.4 3.4H-4.4Z",
-    "diamond": "M0 -5L5 0L0 5L-5 0Z",
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", "square": "M-3.6 -3.6H3.6V3.6H-3.6Z",
+    "triangle": "M0 -4.6L4.4 3.4H-4.4Z", "diamond": "M0 -5L5 0L0 5L-5 0Z",
     "dot": "M-2.6 0a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0 -5.2 0Z",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,14 +114,9 @@ def span(values: Sequence[float], pad: float = 0.06, log: bool = False) -> tuple
 
 
 def chart(
-    x: Axis,
-    y: Axis,
-    label: str,
-    marks: Sequence[Mark] = (),
-    lines: Sequence[Line] = (),
-    verticals: Sequence[tuple[float, str]] = (),
-    diagonal: bool = False,
-) -> Markup:
+    x: Axis, y: Axis, label: str, marks: Sequence[Mark] = (), lines: Sequence[Line] = (),
+    verticals: Sequence[tuple[float, str]] = (), diagonal: bool = False,
+) -> Markup:  # fmt: skip
     """A chart.
 
     Args:
