@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
+PROGRAM = (sys.executable, "-m", "wavealign.cli")
 
 Row = dict[str, Any]
 Run = Callable[[], object]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 
 import numpy as np
+from common import PROGRAM
 from gsrs_bench import Bench
 
 from wavealign.masks import BlockMask, load_mask, save_mask
@@ -57,7 +57,7 @@ def counters(bench: Bench, seconds: float) -> None:
     with np.load(file) as held:
         keys = list(dict.fromkeys(name.partition("/")[0] for name in held.files))
     rows = bench.work / "counters.jsonl"
-    command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--no-predict",
+    command = [*PROGRAM, "validate", "--gpu", "--no-predict",
                "--backend", "fa4" if bench.backend == "fa4" else "triton", "--no-limit",
                "--no-check", "--repeats", "5", "--regime", "single", "--regime", "steady",
                "--seconds", str(seconds), "--out", str(rows)]  # fmt: skip

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from common import markdown, parser
+from common import PROGRAM, markdown, parser
 
 from wavealign.runs.result import Result
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _run(masks: Iterable[str], out: str, repeats: str) -> int:
-    command = [sys.executable, "-m", "wavealign.cli", "validate", "--gpu", "--counters"]
+    command = [*PROGRAM, "validate", "--gpu", "--counters"]
     command += ["--wave", "132", "--no-predict", "--no-limit", "--repeats", repeats, "--out", out]
     for policy in POLICIES:
         command += ["--policy", policy]

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, best_seconds, parser
+from common import PROGRAM, ROOT, best_seconds, parser
 
 from wavealign.masks import BlockMask, load_mask, save_mask
 from wavealign.order import Schedule, build_schedule
@@ -139,7 +139,7 @@ def forty_heads(folder: Path) -> None:
     save_mask(path, mask)
     print(f"\n40 heads of 2841x2841, {mask.nnz / 1e6:.0f} M blocks, {os.cpu_count()} cores")
     del parts, indices, mask
-    command = [sys.executable, "-m", "wavealign.cli", "sim", "--mask", str(path), "--json"]
+    command = [*PROGRAM, "sim", "--mask", str(path), "--json"]
     for options in ([], ["--no-belady"], ["--no-belady", "--model", "fast"]):
         print(f"  {' '.join(options) or 'full model, with Belady bound'}")
         for policy in ("original", "nnz", "lockstep", "svd+nnz", "greedy+nnz"):
@@ -149,11 +149,10 @@ def forty_heads(folder: Path) -> None:
 
 
 def startup(folder: Path) -> None:
-    cli = [sys.executable, "-m", "wavealign.cli"]
-    seconds = min(measured([*cli, "--help"])[0] for _ in range(3))
+    seconds = min(measured([*PROGRAM, "--help"])[0] for _ in range(3))
     print(f"\nwavealign --help: {seconds:.2f} s")
     os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")
-    small = [*cli, "sim", "--mask", str(ROOT / "data/xattention_75600.npz")]
+    small = [*PROGRAM, "sim", "--mask", str(ROOT / "data/xattention_75600.npz")]
     for label in ("first run, compiling", "second run, from numba's cache"):
         print(f"sim on 8 heads of 591x591, nine policies, {label}: {measured(small)[0]:.1f} s")
 

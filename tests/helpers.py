@@ -19,6 +19,7 @@ from wavealign.runs.trial import TrialRecord
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
+PROGRAM = (sys.executable, "-m", "wavealign.cli")
 
 
 def run_interpreted(script):

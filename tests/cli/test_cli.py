@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import DATA, random_mask
+from helpers import DATA, PROGRAM, random_mask
 
 import wavealign.report.plots
 from wavealign.cli import main
@@ -106,14 +105,7 @@ def test_any_number_of_threads_gives_the_same_bytes(masks):
 
 def test_any_number_of_cores_gives_the_same_bytes():
     """Also where BLAS has more threads, on masks large enough for it to use them."""
-    command = [
-        sys.executable,
-        "-m",
-        "wavealign.cli",
-        "sim",
-        "--mask",
-        DATA / "xattention_75600.npz",
-    ]
+    command = [*PROGRAM, "sim", "--mask", DATA / "xattention_75600.npz"]
     command += ["--heads", "1,4", "--policy", "svd+nnz", "--policy", "spectral+nnz", "--json"]
     outputs = set()
     for threads in ("1", "4"):
@@ -296,14 +288,7 @@ def test_unwritable_order_output_is_found_before_the_work(masks, tmp_path):
 def test_interrupted_runs_keep_what_had_finished(tmp_path):
     """Ctrl-C while simulating: exit 1, finished rows in the file, nothing partial beside it."""
     out = tmp_path / "runs.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "wavealign.cli",
-        "sim",
-        "--mask",
-        DATA / "xattention_363600.npz",
-    ]
+    command = [*PROGRAM, "sim", "--mask", DATA / "xattention_363600.npz"]
     command += ["--jobs", "1", "--out", out, *(["--policy", "nnz"] * 400)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     partial = tmp_path / "runs.jsonl.partial"

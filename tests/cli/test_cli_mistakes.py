@@ -9,7 +9,6 @@ import pickle
 import re
 import resource
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -17,7 +16,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import random_mask
+from helpers import PROGRAM, random_mask
 
 import wavealign.runs.lines
 import wavealign.sim.curve
@@ -177,7 +176,7 @@ def test_a_picture_on_a_full_disk_is_an_error_without_a_file(masks, tmp_path):
 
 def program(*arguments, **how):
     return subprocess.run(
-        [sys.executable, "-m", "wavealign.cli", *map(str, arguments)],
+        [*PROGRAM, *map(str, arguments)],
         stderr=subprocess.PIPE, check=False, **how,
     )  # fmt: skip
 

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import random_mask
+from helpers import PROGRAM, random_mask
 
 from wavealign.cli import main
 from wavealign.gpu.registry import BACKEND_NAMES
@@ -240,7 +239,7 @@ def test_validate_measures_and_predicts(tmp_path):
 
 def test_counters_agree_with_what_is_known(tmp_path):
     doctor = subprocess.run(
-        [sys.executable, "-m", "wavealign.cli", "doctor", "--probe", "--json"],
+        [*PROGRAM, "doctor", "--probe", "--json"],
         capture_output=True,
         text=True,
         check=True,

@@ -39,8 +39,7 @@ class Lanes(Generic[K, V]):
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         key = f"{device}, stream {stream}"
         if key not in own:
-            if len(own) >= _MOST_STREAMS:
-                own.pop(next(iter(own)))
+            make_room(own, _MOST_STREAMS)
             self._all[threading.get_ident(), key] = own[key] = Lane()
         return own[key]
 
@@ -48,6 +47,12 @@ class Lanes(Generic[K, V]):
         """What all threads that haven't ended have, on all streams."""
         lanes = [reference() for reference in self._all.valuerefs()]
         return [value for lane in lanes if lane is not None for value in list(lane.values())]
+
+
+def make_room(known: dict[K, V], most: int) -> None:
+    """Let the oldest go where so many are remembered already, before another one is made."""
+    if len(known) >= most:
+        known.pop(next(iter(known)))
 
 
 def capturing(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wavealign._devices import on_device
 from wavealign.attention.backends import choose_backend
 from wavealign.attention.inputs import Sequences, check_mask
-from wavealign.attention.lanes import Lanes
+from wavealign.attention.lanes import Lanes, make_room
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError
 from wavealign.gpu.backend import Backend
@@ -122,8 +122,7 @@ class Buffers:
         """
         key, planners = (shape, device, wave, seed, layout), self._lanes.here(device)
         if key not in planners:
-            if len(planners) >= _MOST_PLANNERS:
-                planners.pop(next(iter(planners)))
+            make_room(planners, _MOST_PLANNERS)
             planners[key] = Planner(shape, device, wave=wave, seed=seed, layout=layout)
         return planners[key]
 

@@ -235,8 +235,7 @@ class Attention:
         if state is None:
             prepared = prepare(self._terms, sequences.fitted(sizes), q.device, self._regime)
             state = _State(prepared, prepared.planner(self._buffers))
-            if len(states) >= _MOST_SHAPES:
-                states.pop(next(iter(states)))
+            lanes.make_room(states, _MOST_SHAPES)
             states[key] = state
         if captures:  # the guard would need the host
             self._buffers.captured.add(state.planner)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextvars
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wavealign._locks import ForkSafeLock
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Watch
@@ -234,7 +234,7 @@ class SiteProcessor:
 
 
 _held: weakref.WeakSet[SiteProcessor] = weakref.WeakSet()
-_holding = threading.RLock()  # a thread that holds it may collect a processor, which releases
+_holding = ForkSafeLock()  # a thread that holds it may collect a processor, which releases
 
 
 def _release(module: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wavealign._locks import ForkSafeLock
 from wavealign.attention.lanes import capturing
 from wavealign.errors import InputError
 
@@ -36,7 +37,7 @@ _ANEW = (
     "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
     "another capture"
 )
-_beginning = threading.Lock()
+_beginning = ForkSafeLock()
 
 
 @dataclass(frozen=True)

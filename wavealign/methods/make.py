@@ -109,9 +109,7 @@ def head_mask(
     Raises:
         InputError: a method that doesn't look at Q and K, or parameters of another.
     """
-    chosen = find_method(method)
-    if not chosen.needs_qk:
-        raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
+    chosen = _qk_method(method)
     context = _context_of_call(context, site, len(q))
     return _all_heads(chosen, q[None, None], k[None, None], chosen.settings(params), [context])[
         0, 0
@@ -142,9 +140,7 @@ def head_masks(
     Raises:
         InputError: other shapes, a method that doesn't look at Q and K, or parameters of another.
     """
-    chosen = find_method(method)
-    if not chosen.needs_qk:
-        raise InputError(f"{method} doesn't look at Q and K; expected make_mask.")
+    chosen = _qk_method(method)
     axis = {3: 0, 4: 2}.get(q.ndim, 0)  # of the heads
     rest = [(*x.shape[:axis], *x.shape[axis + 1 :]) for x in (q, k)]
     if (
@@ -162,6 +158,13 @@ def head_masks(
     contexts = [dataclasses.replace(context, head=h) for h in range(queries.shape[1])]
     keep = _all_heads(chosen, queries, keys, chosen.settings(params), contexts)
     return keep[0] if q.ndim == 3 else keep
+
+
+def _qk_method(name: str) -> Method:
+    found = find_method(name)
+    if not found.needs_qk:
+        raise InputError(f"{name} doesn't look at Q and K; expected make_mask.")
+    return found
 
 
 def _all_heads(

@@ -232,17 +232,17 @@ def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list
         named = {f"{name}_{suffix}": shown(value) for name, value in values.items()}
         return {"pairs": summary.count, **named, "outcome": outcome_of(comparison, summary)}
 
-    head = {"schema": COMPARE_SCHEMA, "metric": metric.name}
+    head, summary = {"schema": COMPARE_SCHEMA, "metric": metric.name}, comparison.summary()
     whole = {
-        **head, "kind": "all", **summary_fields(comparison.summary()), "verdict": verdict.text,
+        **head, "kind": "all", **summary_fields(summary), "verdict": verdict.text,
         "only_a": len(comparison.only_a), "only_b": len(comparison.only_b),
         "unusable": comparison.unusable, "noise_origin": comparison.noise_origin,
-        "interval_over": "masks" if comparison.summary().by_mask else "pairs",
+        "interval_over": "masks" if summary.by_mask else "pairs",
         "differs": {name: list(values) for name, values in comparison.differs.items()},
     }  # fmt: skip
     lines = [whole]
-    for name, value, summary, _ in groups(comparison, by):
-        lines.append({**head, "kind": "group", "by": name, "is": value, **summary_fields(summary)})
+    for name, value, of_group, _ in groups(comparison, by):
+        lines.append({**head, "kind": "group", "by": name, "is": value, **summary_fields(of_group)})
     same = ("mask", "mask_digest", "heads", "device", "kernel", "wave", "regime", "source", "seed")
     for pair in comparison.pairs:
         row = pair.of.flat()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from wavealign.errors import InputError
 from wavealign.runs.folder import MANIFEST, by_identity, read_manifest, torn_note, trial_files
-from wavealign.runs.launch import BASELINE
+from wavealign.runs.launch import BASELINE, head_numbers
 from wavealign.runs.lines import read_lines
 from wavealign.runs.result import RUN_SCHEMA, Result
 from wavealign.runs.trial import TRIAL_SCHEMA, TrialRecord
@@ -87,7 +86,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
     def place(row: Row) -> tuple[Any, ...]:
         launch = row.result.launch
-        heads = [int(number) for number in re.findall(r"\d+", launch.heads)]
+        heads = head_numbers(launch.heads)
         what = (launch.mask, heads, launch.mask_digest, launch.policy != BASELINE, launch.policy)
         return (*what, launch.seed, row.origin, row.planning_ms or 0.0, row.result.to_json())
 

@@ -16,6 +16,11 @@ OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"
 """What can be made small → the field of a result."""
 
 
+def head_numbers(heads: str) -> list[int]:
+    """The numbers in a list of heads, by which people expect it sorted: 0, 3, 7 of ``"0,3-7"``."""
+    return [int(number) for number in re.findall(r"\d+", heads)]
+
+
 def but(fields: Iterable[str], *names: str) -> tuple[str, ...]:
     """The fields without these."""
     return tuple(field for field in fields if field not in names)
@@ -114,7 +119,7 @@ class Launch:
     @property
     def head_count(self) -> int:
         """How many heads ran: 6 for ``"0,3-7"``."""
-        parts = [[int(n) for n in re.findall(r"\d+", part)] for part in self.heads.split(",")]
+        parts = [head_numbers(part) for part in self.heads.split(",")]
         return sum(part[-1] - part[0] + 1 for part in parts if part)
 
     @property

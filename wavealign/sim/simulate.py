@@ -15,7 +15,7 @@ from wavealign.runs.launch import Launch
 from wavealign.runs.result import Environment, Outcome, Result
 from wavealign.sim.bounds import bounds
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile
-from wavealign.sim.power import Timing, clock_and_energy
+from wavealign.sim.power import Timing
 from wavealign.sim.setup import Setup
 from wavealign.sim.traffic import Traffic, launch_traffic
 
@@ -139,8 +139,7 @@ def launch_times(mask: BlockMask, traffic: Traffic, setup: Setup) -> tuple[Timin
         mask, traffic, setup: of the launch.
     """
     device = setup.device
-    work = traffic.work(mask, setup)
-    timing = clock_and_energy(device.power, device.clock_max_ghz, work, setup.regime)
+    timing = setup.timing(traffic.work(mask, setup))
     hbm_ms = traffic.hbm_read_bytes / (device.hbm_bytes_per_s * device.hbm_usable_frac) * 1e3
     return timing, hbm_ms
 

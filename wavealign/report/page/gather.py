@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wavealign.report.page.cells import Cell, column_cells, unit_cell
 from wavealign.runs.files import Loaded, Row, in_order
-from wavealign.runs.launch import BASELINE, Launch, LaunchKeys
+from wavealign.runs.launch import BASELINE, Launch, LaunchKeys, head_numbers
 from wavealign.runs.ranking import Standing, as_good, ranked, standings
 from wavealign.runs.result import Result
 
@@ -243,8 +243,7 @@ def _columns(units: Iterable[Unit], families: Mapping[Unit, str]) -> list[Column
 
 
 def _unit_order(unit: Unit) -> tuple[object, ...]:
-    heads = [int(number) for number in re.findall(r"\d+", unit.heads)]
-    return unit.mask, not unit.single, heads, unit.digest, unit.kv_block_bytes
+    return unit.mask, not unit.single, head_numbers(unit.heads), unit.digest, unit.kv_block_bytes
 
 
 def _block(block: Block) -> Block:
