@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 from wavealign._devices import on_device  # noqa: E402
 from wavealign.attention import call, lanes, plans, stateful  # noqa: E402
 from wavealign.attention.plans import Buffers  # noqa: E402
-from wavealign.gpu.registry import find_backend  # noqa: E402
+from wavealign.gpu.registry import registered  # noqa: E402
 from wavealign.planning import planner as planning  # noqa: E402
 from wavealign.sessions import make_session  # noqa: E402
 from wavealign.sessions import session as sessions  # noqa: E402
@@ -335,7 +335,7 @@ def test_kernels_are_launched_on_the_gpu_of_q(cases, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["fa4", "triton", "flex", "cudnn"])
 def test_threads_may_compile_at_once_on_a_gpu(backend):
-    if reason := find_backend(backend).missing():
+    if reason := registered(backend).missing():
         pytest.skip(reason)
     q, k, v = (x.cuda() for x in inputs(B=1, tokens=(1024, 1024), D=128, dtype=torch.bfloat16))
     generator = torch.Generator().manual_seed(0)

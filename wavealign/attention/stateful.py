@@ -64,8 +64,9 @@ class Statistics:
     Attributes:
         calls: in all.
         decided: calls that asked the guard.
-        planned: calls that made lists.
-        reused: calls that said ``same_mask``, and found their lists as they were: nothing was made.
+        planned: calls that compared the mask with that of the lists at hand, and made lists where
+            they differed.
+        reused: calls that said ``same_mask``, and found their lists as they were: nothing was done.
         skipped: calls that the guard left in today's order.
         changed: decisions that came early, because the mask had changed much.
         host_seconds: the host's time in planning and deciding, waiting for the guard included.
@@ -113,9 +114,10 @@ class Attention:
     Threads may share it: each, on each CUDA stream, has lists and decisions of its own, until it
     ends. A copy, pickled or not, has the same terms, and neither lists nor a past.
 
-    Memory: for each thread, stream and shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for
-    all that share `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow
-    with calls. The last 16 shapes are remembered.
+    Memory: for each thread, stream and shape of calls ``H·M·(5·N + 37)`` bytes for lists, for the
+    mask that they are of and for making them (once for all that share `Buffers`; `svd` takes more,
+    see `wavealign.planning.Planner`) and ``H·M·N / 16`` of the mask that was decided for; it
+    doesn't grow with calls. The last 16 shapes are remembered.
 
     Attributes:
         statistics: what it has done so far.
@@ -184,7 +186,8 @@ class Attention:
             q, k, v, mask, return_lse: see `attend`.
             same_mask: this very tensor was the mask of the last such call and nothing has written
                 to it since, by whatever road: its lists are used again where they still stand.
-                Torch doesn't see every change, so unless this is said, every call plans.
+                Torch doesn't see every change, so unless this is said, each call compares content
+                (on a GPU the device does, and plans where it must).
 
         Raises:
             InputError: see `attend`; a capture before a first call on its stream.
@@ -246,7 +249,7 @@ class Attention:
                     self._decide(state, heads)
                 self._look(state, heads)
                 state.age += 1
-        plan = state.prepared.decided(heads, state.planner, state.decision)
+        plan = state.prepared.decided(heads, state.planner, state.decision, follow=not captures)
         state.made = _Made(plan, state.planner.edition, weakref.ref(mask), version)
         self._count(planned=1)
         return plan
