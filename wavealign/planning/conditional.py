@@ -6,9 +6,10 @@ CUDA 12.4 on (https://docs.nvidia.com/cuda/cuda-c-programming-guide/, "Condition
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ from wavealign._devices import on_device
 
 _LEAST_DRIVER = 12040
 NOBODY = -1
+
+# As torch's own graphs have memory: `torch.cuda.MemPool` ends the process where one goes while
+# another thread allocates from one (torch 2.11), and waits for the device.
+_ALLOCATOR = (
+    "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+)  # fmt: skip
 
 # `state` is [owner, changed]. Work that begins makes what it writes nobody's until it is done.
 _DECIDE = r"""
@@ -40,6 +47,8 @@ def missing(device: torch.device) -> str | None:
         from cuda.bindings import driver
     except ImportError:
         return "cuda-bindings isn't installed: pip install 'wavealign[gpu]'"
+    if not all(hasattr(torch._C, name) for name in _ALLOCATOR):
+        return "this torch doesn't say how its allocator is given a pool"
     version = _done(driver.cuDriverGetVersion())
     return None if version >= _LEAST_DRIVER else "the driver is older than CUDA 12.4's"
 
@@ -64,10 +73,12 @@ class Conditional:
         from cuda.bindings import driver
 
         self._driver, self._state = driver, state
+        self._release = torch._C._cuda_releasePool
         self._graph: Any = None
         self._exec: Any = None
+        self._pool: Any = None
         with on_device(state):
-            self._pool = torch.cuda.MemPool()
+            self._device_index = torch.cuda.current_device()
             captured = self._captured(work, owner)
             try:
                 self._build(captured, owner)
@@ -85,9 +96,9 @@ class Conditional:
         Torch's own capture would make the generator of random numbers fail in other threads while
         it lasts; this one concerns this thread's stream alone.
         """
-        driver, aside = self._driver, torch.cuda.Stream(self._state.device)
+        driver, aside = self._driver, _aside(self._device_index)
         relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        with torch.cuda.use_mem_pool(self._pool), torch.cuda.stream(aside):
+        with torch.cuda.stream(aside), self._memory():
             _done(driver.cuStreamBeginCapture(aside.cuda_stream, relaxed))
             try:
                 work()
@@ -98,6 +109,17 @@ class Conditional:
                 raise
             return _done(driver.cuStreamEndCapture(aside.cuda_stream))
 
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Inside, this thread's tensors lie in memory that is this object's for good."""
+        pool = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._device_index, pool)
+        self._pool = pool
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(self._device_index, pool)
+
     def _build(self, captured: Any, owner: int) -> None:
         driver = self._driver
         context = _done(driver.cuCtxGetCurrent())
@@ -105,7 +127,7 @@ class Conditional:
         assigned = driver.CU_GRAPH_COND_ASSIGN_DEFAULT
         handle = _done(driver.cuGraphConditionalHandleCreate(graph, context, 0, assigned))
         kernel = driver.CUDA_KERNEL_NODE_PARAMS()
-        kernel.func = _decide(self._state.device.index or 0)
+        kernel.func = _decide(self._device_index)
         kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1
         kernel.blockDimX = kernel.blockDimY = kernel.blockDimZ = 1
         values = (int(handle), self._state.data_ptr(), owner)
@@ -129,6 +151,26 @@ class Conditional:
             self._driver.cuGraphExecDestroy(self._exec)
         if self._graph is not None:
             self._driver.cuGraphDestroy(self._graph)
+        if self._pool is not None:
+            self._release(self._device_index, self._pool)
+
+
+_asides: dict[tuple[int, int], torch.cuda.Stream] = {}
+
+
+def _aside(device_index: int) -> torch.cuda.Stream:
+    """The stream to capture on what runs on the current one.
+
+    cuBLAS has one workspace a stream, and captured work keeps using it: only work that runs on one
+    stream, in turn, may share it.
+    """
+    from cuda.bindings import driver
+
+    key = device_index, torch.cuda.current_stream(device_index).cuda_stream
+    if key not in _asides:
+        made = _done(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        _asides[key] = torch.cuda.ExternalStream(int(made), device_index)
+    return _asides[key]
 
 
 @functools.cache
