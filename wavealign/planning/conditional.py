@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wavealign._devices import on_device
+from wavealign._locks import ForkSafeLock
 
 _LEAST_DRIVER = 12040
 NOBODY = -1
@@ -98,7 +99,7 @@ class Conditional:
         """
         driver, aside = self._driver, _aside(self._device_index)
         relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        with torch.cuda.stream(aside), self._memory():
+        with _capturing, torch.cuda.stream(aside), self._memory():
             _done(driver.cuStreamBeginCapture(aside.cuda_stream, relaxed))
             try:
                 work()
@@ -155,6 +156,7 @@ class Conditional:
             self._release(self._device_index, self._pool)
 
 
+_capturing = ForkSafeLock()  # threads may share a stream, and so the one to capture on
 _asides: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
