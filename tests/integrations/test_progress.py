@@ -194,8 +194,9 @@ def test_timesteps_made_float_are_refused_where_they_come_twice():
         assert found == [(0, s, b) for s in range(repeated // 2) for b in (0, 1)]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, BF16])
-@pytest.mark.parametrize("texts", [(A,), (A, U)])
+@pytest.mark.parametrize(
+    ("dtype", "texts"), [(torch.int64, (A, U)), (BF16, (A, U)), (BF16, (A,)), (BF16, (A, U, B))]
+)
 def test_latents_that_stay_say_nothing_of_a_first_step_that_comes_again(dtype, texts):
     run = [(999, text, 5) for _ in range(2) for text in texts]
     with pytest.raises(InputError, match="again with the same text"):

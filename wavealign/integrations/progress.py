@@ -185,17 +185,19 @@ class Progress(Watch):
         rounded = short or (dtype is not None and not dtype.is_floating_point)
         same, apart = latents.digest == known.digest, latents.apart(known)
         if here.step == 0 and same:
-            # Guidance passes the same latents, but not to every text twice.
+            # Guidance passes the same latents, but hardly to each of several texts twice.
+            alone = len(times) == 1
             all_again = all(count > 1 or t == text for t, count in times.items())
-            if not (rounded and all_again) and text_again < _MOST_ALIKE:
+            unclear = all_again and (short if alone else rounded)
+            if not unclear and text_again < _MOST_ALIKE:
                 return self._enter(0, branch, latents)
-            moves_on = rounded and self.announced and len(times) == 1
+            moves_on = unclear and alone and self.announced
         elif here.step == 0:
             if apart > _FAR and not short:
                 return self._start(value, text, latents)
             moves_on = (rounded and apart < _NEAR) or (short and self.announced)
         else:
-            moves_on = short or (rounded and apart < _NEAR)
+            moves_on = short or (rounded and 0 < apart < _NEAR)
         if moves_on:
             return self._step(value, text, latents)
         if here.step == 0 and rounded:
