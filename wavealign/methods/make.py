@@ -17,9 +17,9 @@ from wavealign._version import __version__
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
 from wavealign.methods.context import HeadContext
-from wavealign.methods.params import Params
 from wavealign.methods.registry import Method, find_method
 from wavealign.methods.select import lower_triangle
+from wavealign.methods.settings import Params
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import QKSource
 
