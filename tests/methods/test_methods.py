@@ -286,6 +286,24 @@ def test_a_head_with_nan_or_inf_keeps_everything(method, where, value):
     assert one.all()
 
 
+@pytest.mark.parametrize("method", QK_METHODS)
+def test_autocast_changes_no_mask(method):
+    sizes = {"block_q": 16, "block_kv": 16} if method == "spargeattn" else {"block": 16}
+    few = {"verticals": 30, "slashes": 30, "sink": 1, "band": 1} if method == "minference" else {}
+    p = METHODS[method].params(**sizes, **few)
+    q, k = torch.randn(2, 1, 1200, 4, 16, generator=torch.manual_seed(5))
+    source = TensorSource(*(x[0].transpose(0, 1) for x in (q, k)))
+    calls = [
+        lambda: head_masks(method, q, k, p),
+        lambda: head_mask(method, q[0, :, 0], k[0, :, 0], p),
+        lambda: torch.from_numpy(make_mask(method, source, p).head(1).to_dense()),
+    ]
+    for call in calls:
+        wanted = call()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(call(), wanted)
+
+
 def test_a_causal_head_with_nan_keeps_the_triangle():
     q, k = torch.randn(2, 512, 16)
     k[3] = np.nan
