@@ -8,7 +8,7 @@
 - guard: every mask of benchmarks/guard_offline.py: kernel time of each policy, what the guard
   chose, with its planning time.
 - attend: the host's time in a call, and the device's beyond the kernel's.
-- calls: one `Attention` beside the same plan made beforehand, in turns: what following a mask costs.
+- calls: an `Attention` and the same plan made beforehand, in turns: what following a mask costs.
 - memory: 1,000 calls of one `Attention` under masks that change.
 - wan: layers of Wan2.1-14B's widths with random weights, 75,600 and 363,600 tokens: steps, dense
   and sparse, and what of them is attention, planning and finding masks.
@@ -246,8 +246,8 @@ def calls(bench: Bench) -> dict[str, Any]:
                 "a plan made beforehand": lambda qkv=qkv, p=plan: bench.attend(qkv, p),
                 "the same content": lambda qkv=qkv, m=heads, s=same: s(*qkv, m),
                 "same_mask=True": lambda qkv=qkv, m=heads, s=said: s(*qkv, m, same_mask=True),
-                "another content": lambda qkv=qkv, m=(heads, other), s=changing: s(
-                    *qkv, m[next(turn) % 2]
+                "another content": lambda qkv=qkv, m=(heads, other), s=changing, t=turn: s(
+                    *qkv, m[next(t) % 2]
                 ),
             }
             planner = Planner(heads.shape, heads.device, wave=264)

@@ -113,38 +113,59 @@ def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None
     if hasattr(value, "detach"):
         tensor = value.detach()
         layout = str(tensor.layout)
-        if layout == "torch.sparse_bsr":
-            _blocks(tensor, below, arrays)
+        if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
+            for own, array in _blocks(tensor).items():
+                # A file's one mask needs no name of its own, nor does what it says of itself.
+                _put(own if name in ("", "mask") else f"{below}{own}", array, arrays)
             return
         if layout != "torch.strided":
             _need_room(tensor, tensor.shape)
             tensor = tensor.to_dense()
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
-        arrays[name or "mask"] = tensor.numpy()
+        try:
+            array = tensor.resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError) as problem:  # numpy has no such numbers
+            raise InputError(
+                f"holds {tensor.dtype} on {tensor.device} that can't be read ({problem}); save "
+                "masks as dense bool or whole numbers."
+            ) from problem
+        _put(name or "mask", array, arrays)
     elif numbers or isinstance(value, str | int | float):
-        arrays[name] = np.asarray(value)
+        _put(name, np.asarray(value), arrays)
     elif isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             _flatten(item, f"{below}{key}", arrays)
 
 
-def _blocks(tensor: Any, prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+def _put(name: str, array: npt.NDArray[Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
+    if name in arrays and not np.array_equal(arrays[name], array):
+        raise InputError(f"says '{name}' twice, {arrays[name].tolist()} and {array.tolist()}.")
+    arrays[name] = array
+
+
+def _blocks(tensor: Any) -> dict[str, npt.NDArray[Any]]:
     """Which blocks of a block-sparse tensor of elements hold something: a mask that says all."""
+    if tensor.dense_dim():
+        raise InputError(
+            f"holds a block-sparse tensor {list(tensor.shape)} whose elements are tensors; "
+            "expected numbers."
+        )
     block = tuple(tensor.values().shape[-2:])
     tokens = tuple(tensor.shape[-2:])
     H, M, N = tensor.shape[:-2].numel(), tokens[0] // block[0], tokens[1] // block[1]
     _need_room(tensor, (H, M, N))
-    pointers = tensor.crow_indices().reshape(H, M + 1).numpy()
-    columns = tensor.col_indices().reshape(H, -1).numpy()
-    holds = (tensor.values().reshape(H, columns.shape[1], -1) != 0).any(-1).numpy()
+    by_rows = str(tensor.layout) == "torch.sparse_bsr"
+    pointers = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    across = tensor.col_indices() if by_rows else tensor.row_indices()
+    lines = M if by_rows else N
+    pointers, across = pointers.reshape(H, lines + 1).numpy(), across.reshape(H, -1).numpy()
+    holds = (tensor.values().reshape(H, across.shape[1], -1) != 0).any(-1).numpy()
     mask = np.zeros((H, M, N), dtype=np.bool_)
     for h in range(H):
-        rows = np.repeat(np.arange(M), np.diff(pointers[h]))
-        mask[h, rows, columns[h]] = holds[h]
-    arrays[f"{prefix}mask"] = mask
-    arrays[f"{prefix}block_size"] = np.asarray(block)
-    arrays[f"{prefix}seq_len"] = np.asarray(tokens)
+        along = np.repeat(np.arange(lines), np.diff(pointers[h]))
+        mask[(h, along, across[h]) if by_rows else (h, across[h], along)] = holds[h]
+    return {"mask": mask, "block_size": np.asarray(block), "seq_len": np.asarray(tokens)}
 
 
 def _need_room(tensor: Any, shape: Sequence[int]) -> None:

@@ -25,7 +25,8 @@ ORIGINAL = wan_module.dispatch_attention_fn
 @pytest.fixture(autouse=True)
 def _nothing_stays():
     yield
-    gc.collect()
+    if wan_module.dispatch_attention_fn is not ORIGINAL:
+        gc.collect()
     assert wan_module.dispatch_attention_fn is ORIGINAL
 
 
@@ -113,18 +114,21 @@ def test_grouped_queries_and_keys_of_another_length():
         call.attend(q, k[:, :30], v[:, :30], enable_gqa=True)
 
 
+class Wrapper:
+    """Somebody's, around a processor."""
+
+    _attention_backend = _parallel_config = None
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *arguments, **named):
+        return self.inner(*arguments, **named)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("make", [wan, ltx, hunyuan, hunyuan15])
 def test_context_parallelism_is_refused_in_either_order(make, wrapped):
-    class Wrapper:
-        _attention_backend = _parallel_config = None
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __call__(self, *arguments, **named):
-            return self.inner(*arguments, **named)
-
     model, inputs = make()
     integration.enable(model, full, **OPTIONS)
     modules = integration._attentions(model)
@@ -196,6 +200,111 @@ def test_a_model_compiles_in_one_graph_after_disable():
     integration.enable(model, full, **OPTIONS)
     integration.disable(model)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(forward(compiled, inputs), dense)
+
+
+@pytest.mark.parametrize("wrapped", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("mask_every", [1, 2])
+def test_processors_that_were_kept_or_wrapped_are_the_models_after_disable(mask_every, wrapped):
+    model, inputs = wan()
+    dense = forward(model, inputs)
+    integration.enable(model, sparse, mask_every=mask_every, **OPTIONS)
+    for i in wrapped:
+        model.blocks[i].attn1.processor = Wrapper(model.blocks[i].attn1.processor)
+    kept = model.attn_processors
+    assert not torch.allclose(forward(model, inputs), dense)
+    assert integration.statistics(model).calls == 2
+    integration.disable(model)
+    assert wan_module.dispatch_attention_fn is ORIGINAL
+    assert torch.equal(forward(model, inputs), dense)
+    model.set_attn_processor(kept)
+    assert torch.equal(forward(model, inputs), dense)
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.disable(model)
+
+
+def test_other_processors_leave_nothing_behind():
+    model, inputs = wan()
+    dense = forward(model, inputs)
+    integration.enable(model, sparse, mask_every=2, **OPTIONS)
+    model.set_attn_processor(wan_module.WanAttnProcessor())
+    with pytest.raises(InputError, match="enabled already"):
+        integration.enable(model, sparse, **OPTIONS)
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+    assert not model._forward_pre_hooks
+
+
+class SkipsAttention(torch.overrides.TorchFunctionMode):
+    """As guidance by perturbed attention works, and context parallelism outside of diffusers."""
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return named["value"] if named["query"].shape == named["value"].shape else 0
+        return function(*arguments, **named)
+
+
+def test_who_replaces_attention_is_refused():
+    model, inputs = wan()
+    integration.enable(model, full, **OPTIONS)
+    dense = forward(wan()[0], inputs)
+    with SkipsAttention(), pytest.raises(InputError, match="SkipsAttention is active"):
+        forward(model, inputs)
+    with torch.device("cpu"):  # a mode, too
+        torch.testing.assert_close(forward(model, inputs), dense)
+
+
+class Twice:
+    """Attends twice, as differential attention does."""
+
+    _attention_backend = _parallel_config = None
+
+    def __call__(self, attn, hidden_states, *_):
+        q, k, v = (to(hidden_states) for to in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = (t.unflatten(2, (attn.heads, -1)) for t in (q, k, v))
+        one, two = (wan_module.dispatch_attention_fn(t, k, v) for t in (q, -q))
+        return attn.to_out[0]((one - two).flatten(2, 3))
+
+
+def test_a_layer_that_attends_twice_has_two_masks():
+    model, inputs = wan()
+    for block in model.blocks:
+        block.attn1.processor = Twice()
+    dense, made = forward(model, inputs), []
+    integration.enable(model, lambda q, k: made.append(q) or full(q, k), **OPTIONS)
+    torch.testing.assert_close(forward(model, inputs), dense)
+    assert len(made) == 4
+    integration.disable(model)
+    integration.enable(model, full, mask_every=2, **OPTIONS)
+    with pytest.raises(InputError, match="attends twice in one call"):
+        forward(model, inputs)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_under_compile_masks_are_kept_and_a_copy_of_the_code_follows(before):
+    torch._dynamo.reset()
+    model, inputs = wan()
+    dense, compiled, made = forward(model, inputs), torch.compile(model, backend="eager"), []
+
+    def counted(q, k):
+        made.append(q)
+        return sparse(q, k)
+
+    if before:
+        torch.testing.assert_close(forward(compiled, inputs), dense)
+    integration.enable(model, sparse, **OPTIONS)
+    wanted = forward(model, inputs)
+    integration.disable(model)
+    integration.enable(model, counted, mask_every=2, **OPTIONS)
+    for time in (9, 8, 7, 6):
+        timestep = torch.full_like(inputs["timestep"], time)
+        forward(compiled, {**inputs, "timestep": timestep})
+    assert len(made) == 4  # two layers, twice
+    integration.disable(model)
+    integration.enable(model, sparse, **OPTIONS)
+    torch.testing.assert_close(forward(compiled, inputs), wanted)
+    integration.disable(model)
     torch.testing.assert_close(forward(compiled, inputs), dense)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign._devices import need_elements
 from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.inputs import DTYPES, Inputs, refuse_derivatives
 from wavealign.gpu.sizes import Sizes
@@ -72,6 +73,9 @@ class Sequences(Inputs):
         if layout not in LAYOUTS:
             raise unknown_name("layout", layout, LAYOUTS)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if isinstance(tensor, Tensor):
+                refuse_derivatives(name, tensor)
+                need_elements(name, tensor)
             if not isinstance(tensor, Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
                 shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor)
                 raise InputError(
@@ -84,7 +88,6 @@ class Sequences(Inputs):
                     f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}; "
                     "expected the same."
                 )
-            refuse_derivatives(name, tensor)
         q, k, v = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v))
         B, _, H, D = q.shape
         if k.shape != v.shape:
@@ -129,6 +132,7 @@ def check_mask(
             f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
             "tensor or a wavealign.BlockMask."
         )
+    need_elements("the mask", mask)
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
     if device is not None and mask.device != device:

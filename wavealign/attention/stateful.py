@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wavealign._devices import on_device
+from wavealign._devices import need_elements, on_device, unrounded
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
 from wavealign.attention.inputs import Sequences, check_mask
@@ -194,7 +194,7 @@ class Attention:
         """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        with on_device(sequences.q):
+        with on_device(sequences.q), unrounded(sequences.q):
             plan = self._plan(sequences, mask, same_mask)
             original = all(policy == "original" for policy in plan.policies)
             self._count(host_seconds=time.perf_counter() - started, skipped=original)
@@ -213,6 +213,8 @@ class Attention:
                 f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
                 "tensor or a wavealign.BlockMask."
             )
+        if isinstance(mask, Tensor):
+            need_elements("the mask", mask)
         # An inference tensor doesn't count its changes.
         counts = isinstance(mask, Tensor) and not mask.is_inference()
         version = mask._version if isinstance(mask, Tensor) and counts else 0

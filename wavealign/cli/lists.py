@@ -46,7 +46,7 @@ def methods(name: str | None, as_json: bool) -> None:
     if as_json:
         for method in chosen:
             row = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-            row["params"] = {f.name: f.default for f in dataclasses.fields(method.params)}
+            row["params"] = dataclasses.asdict(method.params())
             del row["function"]
             click.echo(json.dumps(row, ensure_ascii=False))
         return
@@ -55,10 +55,9 @@ def methods(name: str | None, as_json: bool) -> None:
         click.echo(f"{method.name}: {method.formula}\nsource: {method.source}\n")
         click.echo(inspect.cleandoc(method.params.__doc__ or ""))
         click.echo("\nDefaults:")
-        for field in dataclasses.fields(method.params):
-            value = field.default
+        for name, value in dataclasses.asdict(method.params()).items():
             text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            click.echo(f"  --set {field.name}={text.lower() if value in (True, False) else text}")
+            click.echo(f"  --set {name}={text.lower() if value in (True, False) else text}")
         return
     from wavealign.report.tables import methods_table, print_table
 

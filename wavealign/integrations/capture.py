@@ -24,7 +24,7 @@ from wavealign.errors import InputError
 from wavealign.integrations.dispatch import DISPATCH, Operation, unwrap, wrap
 from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
-from wavealign.methods.params import Params
+from wavealign.methods.settings import Params
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import TensorSource, save_qk
 

@@ -178,8 +178,7 @@ def restart(transformer: torch.nn.Module) -> None:
     Raises:
         InputError: it runs no session.
     """
-    progress = _run_of(transformer).progress
-    progress.place, progress.announced = None, True
+    _run_of(transformer).progress.announce()
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

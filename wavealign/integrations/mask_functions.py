@@ -84,5 +84,4 @@ def _masks(
     from wavealign.methods.context import HeadContext
 
     context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-    with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums
-        return methods.head_masks(name, q, k, params, context)
+    return methods.head_masks(name, q, k, params, context)
