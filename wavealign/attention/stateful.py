@@ -84,13 +84,13 @@ class Statistics:
 _counting = ForkSafeLock()  # of all statistics
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Made:
     """A plan, and what tells whether its lists still are a mask's."""
 
     plan: Plan
     edition: int  # of the planner
-    mask: weakref.ref[object]  # a mask a layer would add up
+    mask: weakref.ref[object] | None  # a mask a layer would add up; None once it came again
     version: int
 
 
@@ -184,14 +184,17 @@ class Attention:
 
         Args:
             q, k, v, mask, return_lse: see `attend`.
-            same_mask: this very tensor was the mask of the last such call and nothing has written
-                to it since, by whatever road: its lists are used again where they still stand.
-                Torch doesn't see every change, so unless this is said, each call compares content
-                (on a GPU the device does, and plans where it must).
+            same_mask: this very tensor was the mask of the last such call, in whichever thread and
+                however it ended, and nothing has written to it since, by whatever road: its lists
+                are used again where they still stand. Torch doesn't see every change, so unless
+                this is said, each call compares content (on a GPU the device does, and plans where
+                it must).
 
         Raises:
             InputError: see `attend`; a capture before a first call on its stream.
         """
+        if not same_mask:
+            self._outdate(mask)
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
         with on_device(sequences.q), unrounded(sequences.q):
@@ -201,8 +204,15 @@ class Attention:
             out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
+    def _outdate(self, mask: object) -> None:
+        """Lists that any thread made of this mask don't stand, even if this call goes wrong."""
+        for state in self._lanes.values():
+            made = state.made
+            if made is not None and made.mask is not None and made.mask() is mask:
+                made.mask = None
+
     def _count(self, **more: float) -> None:
-        with _counting:
+        with _counting.lock:
             for name, value in more.items():
                 setattr(self.statistics, name, getattr(self.statistics, name) + value)
 
@@ -233,7 +243,8 @@ class Attention:
         if same_mask and not captures and state is not None and made is not None:
             replayed = state.planner in self._buffers.captured
             stands = made.edition == state.planner.edition and not replayed
-            if stands and made.mask() is mask and made.version == version:
+            known = made.mask is not None and made.mask() is mask
+            if stands and known and made.version == version:
                 self._count(reused=1)
                 return made.plan
         heads, sizes = check_mask(mask, self._block, sequences.tokens, q.device)

@@ -99,7 +99,7 @@ class Conditional:
         """
         driver, aside = self._driver, _aside(self._device_index)
         relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        with _capturing, torch.cuda.stream(aside), self._memory():
+        with _capturing.lock, torch.cuda.stream(aside), self._memory():
             _done(driver.cuStreamBeginCapture(aside.cuda_stream, relaxed))
             try:
                 work()
