@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from wavealign.foreign import shown
+
 
 class WaveAlignError(Exception):
-    """Base of every error raised on purpose by this package.
+    """Base of every error raised on purpose by this package; its message is one line, safe to show.
 
     Example:
         >>> import wavealign as wa
@@ -21,6 +23,9 @@ class WaveAlignError(Exception):
         ...     print(f"{type(problem).__name__}: {problem}")
         InputError: nowhere.npz: no such file.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shown(message))
 
 
 class InputError(WaveAlignError, ValueError):

@@ -15,6 +15,7 @@ from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
     from wavealign.report.validation import Pair
+    from wavealign.runs.result import CacheControl
     from wavealign.validation import Case
 
 DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
@@ -84,7 +85,7 @@ def validate(
     heads: str | None,
     backend_names: tuple[str, ...],
     policies: tuple[str, ...],
-    cache_control: str,
+    cache_control: CacheControl,
     limit: bool,
     dense: bool,
     check: bool,

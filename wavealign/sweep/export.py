@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from wavealign.npz import whole_file
 from wavealign.runs.result import FIELD_TYPES, FIELDS
@@ -34,9 +34,9 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         import pyarrow.parquet
     except ModuleNotFoundError:
         return False
-    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    words = {"id": "str", **{name: FIELD_TYPES[name] for name in FIELDS}}
-    words |= {"planning_ms": "float", "seconds": "float"}
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    kinds = {"id": str, **{name: FIELD_TYPES[name] for name in FIELDS}}
+    kinds |= {"planning_ms": float, "seconds": float}
     rows = [
         {
             "id": record.spec.identity,
@@ -48,7 +48,10 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         if record.result is not None
     ]
     # A column of nulls has a type, too.
-    schema = pa.schema([(name, types[kind.partition(" ")[0]]) for name, kind in words.items()])
+    schema = pa.schema([
+        (name, types.get((get_args(kind) or (kind,))[0], pa.string()))
+        for name, kind in kinds.items()
+    ])  # fmt: skip
     with whole_file(path) as stream:
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), stream)
     return True
