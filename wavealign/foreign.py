@@ -11,7 +11,7 @@ import re
 import unicodedata
 
 _MOST = 2000  # characters of a line or message
-_MOST_WORD = 256  # of what stands between two spaces: names and paths
+_MOST_WORD = 512  # of what stands between two spaces: names and paths
 _LONG_WORD = re.compile(rf"\S{{{_MOST_WORD + 1},}}")
 
 

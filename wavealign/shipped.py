@@ -38,7 +38,7 @@ def read_profile(
     if name.endswith(".toml"):
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
+        except (OSError, ValueError) as problem:
             raise InputError(f"{name}: can't be read ({problem}).") from problem
     elif name in profile_names(package):
         text = (files(package) / "profiles" / f"{name}.toml").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from torch import Tensor
 from wavealign._devices import on_device
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
-from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.inputs import Sequences, check_mask, need_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
@@ -205,11 +205,7 @@ class Attention:
 
     def _plan(self, sequences: Sequences, mask: Tensor | BlockMask, same_mask: bool) -> Plan:
         q, k = sequences.q, sequences.k
-        if not isinstance(mask, Tensor | BlockMask):
-            raise InputError(
-                f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
-                "tensor or a wavealign.BlockMask."
-            )
+        need_mask(mask)
         # An inference tensor doesn't count its changes.
         counts = isinstance(mask, Tensor) and not mask.is_inference()
         version = mask._version if isinstance(mask, Tensor) and counts else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -107,6 +106,7 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     from wavealign.qk import find_model
     from wavealign.qk.sources import save_qk
     from wavealign.report.progress import Progress
+    from wavealign.structures import json_text
     from wavealign.units import parse_heads
 
     require("av", "video", "--clip")
@@ -133,7 +133,7 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
             lambda index: progress.advance(f"frame {index}"),
         )  # fmt: skip
     if keep is not None:
-        about = {"grid": str(grid), "about": json.dumps(source.about)}
+        about = {"grid": str(grid), "about": json_text(source.about)}
         save_qk(Path(keep), source.q, source.k, about)
     return source
 

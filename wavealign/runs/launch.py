@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from wavealign.structures import Count, Share, Size
+from wavealign.structures import Count, Share, Size, json_text
 
 BASELINE = "original"
 """The policy that every other one is compared with: what kernels do today."""
@@ -23,6 +22,10 @@ OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"
 
 Regime = Literal["single", "steady"]
 Model = Literal["full", "fast"]
+# What names a device in a row is never opened as a file.
+DeviceName = Annotated[
+    str, Meta(pattern=r"(?<!\.toml)$", description="the name of a device profile")
+]
 Heads = Annotated[
     str,
     Meta(
@@ -109,7 +112,7 @@ class Launch:
     mask_digest: str
     heads: Heads
     policy: str
-    device: str
+    device: DeviceName
     kernel: str
     wave: Size
     regime: Regime
@@ -152,7 +155,7 @@ class Launch:
     def identity(self) -> str:
         """Hex digits of the SHA-256 of the canonical JSON of `spec`, without the mask's name."""
         what = {key: value for key, value in self.spec.items() if key != "mask"}
-        text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+        text = json_text(what, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
 
 

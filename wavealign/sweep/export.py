@@ -27,6 +27,11 @@ def sort_key(record: TrialRecord) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _utf8(value: Any) -> Any:
+    """Names of files needn't be text; what Parquet calls a string is."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
 def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
     """The result rows with trial id, planning time and seconds; False without pyarrow."""
     try:
@@ -40,7 +45,7 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
     rows = [
         {
             "id": record.spec.identity,
-            **record.result.flat(),
+            **{name: _utf8(value) for name, value in record.result.flat().items()},
             "planning_ms": record.planning_ms,
             "seconds": record.seconds,
         }
