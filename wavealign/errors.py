@@ -7,7 +7,8 @@ The command line turns them into exit codes: `InputError` 2, `MissingCapabilityE
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from wavealign.foreign import shown
 
@@ -70,6 +71,19 @@ class WriteError(WaveAlignError, OSError):
         error = cls(f"{path}: can't be written ({reason}); {kept}.")
         error.strerror = reason
         return error
+
+
+@contextmanager
+def said_of(what: object) -> Iterator[None]:
+    """Inside this block an `InputError` is said of something: a file, a line, an option.
+
+    Raises:
+        InputError: raised inside, with what it is about before its text.
+    """
+    try:
+        yield
+    except InputError as problem:
+        raise InputError(f"{what}: {problem}") from problem
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:

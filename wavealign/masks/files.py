@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from wavealign.errors import InputError, unknown_name
+from wavealign.errors import said_of, unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.checks import zeros_and_ones
 from wavealign.masks.export import packed
@@ -203,10 +203,9 @@ def _block_size(at: Reading) -> tuple[int, int]:
 def _meta(file: ArrayFile) -> dict[str, Any]:
     if "meta" not in file:
         return {}
-    try:
-        meta = read_json(file.text("meta"))
-    except InputError as problem:
-        raise file.error(f"'meta' {problem}") from problem
+    text = file.text("meta")
+    with file.blamed(), said_of("'meta'"):
+        meta = read_json(text)
     if not isinstance(meta, dict):
         raise file.error("'meta' is not a JSON object.")
     return meta

@@ -228,10 +228,6 @@ def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
 class Frame(Table):
     """A table whose cells are text: what a name holds is neither markup nor an escape sequence."""
 
-    def add_column(self, header: object = "", *more: Any, **how: Any) -> None:
-        """Add one with this heading."""
-        super().add_column(shown(header, _MOST_CELL), *more, **how)
-
     def add_row(self, *cells: Any, **how: Any) -> None:
         """Add one; a styled cell is of our own making."""
         texts = (shown(cell, _MOST_CELL) if isinstance(cell, str) else cell for cell in cells)
@@ -258,7 +254,7 @@ def table_frame(
     for heading in left:
         table.add_column(heading, overflow=overflow)
     for heading in right:
-        table.add_column(heading, justify="right")
+        table.add_column(shown(heading, _MOST_CELL), justify="right")
     return table
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from wavealign.errors import InputError
+from wavealign.errors import InputError, said_of
 from wavealign.runs.lines import read_lines
 from wavealign.runs.trial import TrialRecord
 from wavealign.structures import read_json, structured
@@ -45,10 +45,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path}: has schema {schema!r}; this version reads '{SWEEP_SCHEMA}'. Sweep again into "
             "another folder."
         )
-    try:
+    with said_of(path):
         structured(manifest, _Manifest, "a sweep's manifest")
-    except InputError as problem:
-        raise InputError(f"{path}: {problem}") from problem
     return dict(manifest)
 
 

@@ -22,10 +22,6 @@ OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"
 
 Regime = Literal["single", "steady"]
 Model = Literal["full", "fast"]
-# What names a device in a row is never opened as a file.
-DeviceName = Annotated[
-    str, Meta(pattern=r"(?<!\.toml)$", description="the name of a device profile")
-]
 Heads = Annotated[
     str,
     Meta(
@@ -112,7 +108,7 @@ class Launch:
     mask_digest: str
     heads: Heads
     policy: str
-    device: DeviceName
+    device: str
     kernel: str
     wave: Size
     regime: Regime

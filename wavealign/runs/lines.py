@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wavealign.errors import InputError, WriteError
+from wavealign.errors import InputError, WriteError, said_of
 from wavealign.npz import check_writable
 from wavealign.runs.result import Result
 
@@ -68,10 +68,9 @@ def read_lines(
                 if torn is not None and not line.endswith("\n"):
                     torn(line)
                 elif line.strip():
-                    try:
-                        yield parse(line)
-                    except InputError as problem:
-                        raise InputError(f"{path}: line {number}: {problem}") from problem
+                    with said_of(f"{path}: line {number}"):
+                        record = parse(line)
+                    yield record
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise InputError(f"{path}: can't be read ({reason}); expected JSON lines.") from problem
