@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wavealign._devices import need_elements, on_device, unrounded
+from wavealign._devices import on_device, unrounded
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
-from wavealign.attention.inputs import Sequences, check_mask
+from wavealign.attention.inputs import Sequences, check_mask, need_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
@@ -218,13 +218,7 @@ class Attention:
 
     def _plan(self, sequences: Sequences, mask: Tensor | BlockMask, same_mask: bool) -> Plan:
         q, k = sequences.q, sequences.k
-        if not isinstance(mask, Tensor | BlockMask):
-            raise InputError(
-                f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
-                "tensor or a wavealign.BlockMask."
-            )
-        if isinstance(mask, Tensor):
-            need_elements("the mask", mask)
+        need_mask(mask)
         # An inference tensor doesn't count its changes.
         counts = isinstance(mask, Tensor) and not mask.is_inference()
         version = mask._version if isinstance(mask, Tensor) and counts else 0
