@@ -165,7 +165,9 @@ def _arrays(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         except InputError:
             raise
         except Exception as problem:
-            raise InputError(_not_read(name, value.dtype, problem)) from problem
+            raise InputError(
+                _not_read(name, f"{value.dtype} on {value.device}", problem)
+            ) from problem
     elif _is_numbers(value) or isinstance(value, str | int | float):
         yield name, np.asarray(value)
 
@@ -194,7 +196,9 @@ def _blocks(tensor: Any, prefix: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     values = tensor.values()
     block, tokens = tuple(values.shape[-2:]), tuple(tensor.shape[-2:])
     if 0 in tensor.shape or tensor.dense_dim():
-        raise InputError(f"holds a sparse tensor of shape {list(tensor.shape)}; expected blocks.")
+        raise InputError(
+            f"holds a sparse tensor of shape {list(tensor.shape)}; expected blocks of numbers."
+        )
     H, M, N = tensor.shape[:-2].numel(), tokens[0] // block[0], tokens[1] // block[1]
     _need_room(tensor, (H, M, N), f"sparse tensor ({tensor.layout})")
     by_rows = str(tensor.layout) == "torch.sparse_bsr"
@@ -225,6 +229,6 @@ def _need_room(tensor: Any, shape: Sequence[int], kind: str) -> None:
 
 def _not_read(name: str, dtype: object, problem: Exception) -> str:
     return (
-        f"'{name}' is {dtype}, which can't be read as a mask ({problem}); save masks as bool or "
+        f"'{name or 'mask'}' is {dtype}, which can't be read as a mask ({problem}); save masks as bool or "
         "whole numbers."
     )
