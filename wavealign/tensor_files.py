@@ -229,6 +229,6 @@ def _need_room(tensor: Any, shape: Sequence[int], kind: str) -> None:
 
 def _not_read(name: str, dtype: object, problem: Exception) -> str:
     return (
-        f"'{name or 'mask'}' is {dtype}, which can't be read as a mask ({problem}); save masks as bool or "
-        "whole numbers."
+        f"'{name or 'mask'}' is {dtype}, which can't be read as a mask ({problem}); save masks as "
+        "bool or whole numbers."
     )
