@@ -254,21 +254,20 @@ def calls(bench: Bench) -> dict[str, Any]:
             policies = plan.policies
             planner.follow(heads, policies)
             found[f"{source.tokens_q} {policy}"] = {
-                "calls_ms": in_turns(bench, modes),
+                "calls_ms": in_turns(bench, modes, 4 if source.tokens_q < 100_000 else 1),
                 "following_ms": bench.ms(lambda p=planner, m=heads, n=policies: p.follow(m, n)),
                 "policies": list(policies),
             }
     return {"heads": 8, "calls": found}
 
 
-def in_turns(bench: Bench, modes: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median time of a call of each, several in a row: the host runs ahead, as in a model."""
+def in_turns(bench: Bench, modes: dict[str, Callable[[], object]], row: int) -> dict[str, float]:
+    """Median time of a call of each, `row` calls at once: the host runs ahead, as in a model."""
     for call in modes.values():
         for _ in range(3):
             call()
     rows: dict[str, list[float]] = {name: [] for name in modes}
-    row = 1 if bench.small else 4
-    for _ in range(1 if bench.small else bench.repeats):
+    for _ in range(bench.repeats):
         for name, call in modes.items():
             rows[name].append(bench.ms(lambda c=call: [c() for _ in range(row)], 1) / row)
     return {name: float(np.median(times)) for name, times in rows.items()}
