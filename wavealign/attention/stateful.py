@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wavealign._devices import need_elements, on_device, unrounded
+from wavealign._devices import need_elements, on_device
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
 from wavealign.attention.inputs import Sequences, check_mask
@@ -191,7 +191,7 @@ class Attention:
         """
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        with on_device(sequences.q), unrounded(sequences.q):
+        with on_device(sequences.q):
             plan = self._plan(sequences, mask, same_mask)
             original = all(policy == "original" for policy in plan.policies)
             self._count(host_seconds=time.perf_counter() - started, skipped=original)
