@@ -54,6 +54,7 @@ class XAttention(Params):
     loose_first_chunk: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._share("threshold")
         self._least(1, "stride", "block")
         self._one_of("top_p", TOP_P)
@@ -103,6 +104,7 @@ class SpargeAttn(Params):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._one_of("select", ("top-k", "cdf"))
         self._one_of("top_p", TOP_P)
         self._one_of("score_dtype", ("input", "float32"))
@@ -143,6 +145,7 @@ class FlexPrefill(Params):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._share("gamma")
         self._share("tau", zero=True)
         self._least(1, "min_budget", "block")
@@ -195,6 +198,7 @@ class MInference(Params):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._one_of("pattern", ("vertical-slash", "a-shape", "block-sparse"))
         self._one_of("representative", REPRESENTATIVES)
         self._least(1, "verticals", "slashes", "queries", "n_local", "block")
@@ -225,6 +229,7 @@ class Exact(Params):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._one_of("select", ("top-p", "top-k"))
         self._one_of("top_p", TOP_P)
         self._share("mass", "topk")
@@ -251,6 +256,7 @@ class Random(Params):
     block_kv: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._share("density")
         self._least(1, "block_q", "block_kv")
         self._expect("spread", 0 <= self.spread <= 2, "0 to 2")
@@ -277,9 +283,11 @@ class Window(Params):
     block: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._least(1, "block")
         for name in ("tile", "window"):
-            self._expect(name, min(getattr(self, name)) >= 1, "sizes of at least 1")
+            sizes = getattr(self, name)
+            self._expect(name, len(sizes) == 3 and min(sizes) >= 1, "three sizes of at least 1")
 
 
 @dataclass(frozen=True)
@@ -342,5 +350,6 @@ class Radial(Params):
         for name, value in vars(RADIAL_MODELS[self.model]).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        super().__post_init__()
         self._least(1, "block")
         self._factor("decay")
