@@ -30,6 +30,10 @@ class Params:
         for field in dataclasses.fields(self):
             kind, value = str(field.type).partition("[")[0], getattr(self, field.name)
             object.__setattr__(self, field.name, _KINDS[kind](field.name, value))
+        self._check()
+
+    def _check(self) -> None:
+        """Raise for a value out of its range; all are of their kind."""
 
     def block_size(self) -> tuple[int, int]:
         """Tokens per query block and per K/V block."""
