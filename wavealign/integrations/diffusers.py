@@ -23,7 +23,13 @@ from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.dispatch import Site, SiteProcessor
-from wavealign.integrations.mask_functions import MaskFunction, block_of, mask_function, takes_text
+from wavealign.integrations.mask_functions import (
+    MaskFunction,
+    block_of,
+    checked_function,
+    named_method,
+    takes_text,
+)
 from wavealign.integrations.models import MODELS, self_attentions
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Place, ThreadProgress
@@ -131,7 +137,10 @@ def enable(
         )
     if whole_number("mask_every", mask_every) < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
-    function = mask_function(method, params)
+    if isinstance(method, str):
+        function = named_method(method, params)
+    else:
+        function = checked_function(method, params)
     block = block_of(method, params, block)
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()

@@ -25,18 +25,12 @@ class MaskFunction(Protocol):
         ...
 
 
-def mask_function(method: str | MaskFunction, params: Any = None) -> MaskFunction:
-    """A function of Q and K as it is given, or a method's.
-
-    Args:
-        method: name of a method, or a function of Q and K.
-        params: of a named method.
+def checked_function(method: MaskFunction, params: Any = None) -> MaskFunction:
+    """The mask function that was given.
 
     Raises:
-        InputError: see `named_method`; what can't be called with Q and K, or parameters beside it.
+        InputError: what can't be called with Q and K, or parameters beside it.
     """
-    if isinstance(method, str):
-        return named_method(method, params)
     if not callable(method):
         raise InputError(
             f"method is {type(method).__name__}; expected a method's name, or a function of Q and "
