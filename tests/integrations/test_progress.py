@@ -281,6 +281,4 @@ def test_two_runs_of_one_text_that_take_turns_are_refused(ahead):
         again = called(one[:broken] + one)
         assert again[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)] or broken <= 2
         assert len(again) == broken + 16
-        assert called(two[:broken] + one)[broken:] == [
-            (1, s, b) for s in range(8) for b in (0, 1)
-        ]
+        assert called(two[:broken] + one)[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)]
