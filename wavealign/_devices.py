@@ -1,4 +1,4 @@
-"""What a kernel needs: its tensors' device, whichever is current; their elements; no autocast."""
+"""What a kernel needs of its tensors: their device, whichever is the current one, and elements."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ def on_device(where: Tensor | torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return _HERE
     return torch.cuda.device(device)
-
-
-def unrounded(where: Tensor | torch.device) -> AbstractContextManager[object]:
-    """Inside, products are of the dtype of their operands, whatever autocast says outside."""
-    kind = where.device.type if isinstance(where, Tensor) else where.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _HERE
 
 
 def need_elements(name: str, tensor: Tensor) -> None:

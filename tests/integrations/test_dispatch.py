@@ -18,7 +18,8 @@ from wavealign.integrations import diffusers as integration  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
 from wavealign.methods import METHODS, params  # noqa: E402
 
-OPTIONS = {"block": (16, 8), "profile": "h200", "backend": "reference", "policy": "lockstep"}
+CPU = {"profile": "h200", "backend": "reference"}
+OPTIONS = {**CPU, "block": (16, 8), "policy": "lockstep"}
 ORIGINAL = wan_module.dispatch_attention_fn
 
 
@@ -322,7 +323,7 @@ def test_autocast_casts_as_dense_attention_does(make):
 def test_a_named_method_brings_its_block(method):
     model, inputs = wan()
     dense = forward(model, inputs)
-    integration.enable(model, method, profile="h200", backend="reference")
+    integration.enable(model, method, **CPU)
     torch.testing.assert_close(forward(model, inputs), dense)  # 60 tokens: one block
 
 
@@ -338,11 +339,23 @@ def test_a_named_method_brings_its_block(method):
         (full, {"block": 128}, r"block=128; expected two sizes"),
         (full, {"block": (16, 0)}, r"block=\(16, 0\); expected two sizes"),
         (full, {"block": (16.0, 8)}, "expected two sizes"),
+        (full, {"block": (True, 8)}, "expected two sizes"),
+        (full, {"params": params.Exact()}, "beside a function"),
+        (full, {"mask_every": 1.5}, r"mask_every: 1\.5; expected a whole number"),
+        (full, {"mask_every": "2"}, "mask_every: '2'"),
+        (full, {"min_tokens": None}, "min_tokens: None"),
+        (full, {"reuse": 5}, "reuse=5; expected a wavealign.Reuse"),
+        (full, {"policy": None}, "policy: None; expected text"),
+        (full, {"profile": 3}, "unknown device '3'"),
+        (None, {}, "method is NoneType; expected a method's name"),
+        (torch.ones(2, 4, 8), {}, "method is Tensor"),
+        (lambda q: q, {}, "can't be called with Q and K .*too many"),
+        (lambda q, k, v: q, {}, "can't be called with Q and K .*'v'"),
     ],
 )
 def test_what_enable_refuses(method, options, message):
     model, _ = wan()
     with pytest.raises(InputError, match=message):
-        integration.enable(model, method, profile="h200", backend="reference", **options)
+        integration.enable(model, method, **{**CPU, **options})
     assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__
     assert sys.modules[type(model).__module__].dispatch_attention_fn is ORIGINAL

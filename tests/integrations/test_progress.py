@@ -256,3 +256,29 @@ def test_a_run_may_begin_lower_once_the_last_is_over():
     assert places(run, steps=2)[-1] == (1, 0, 0)
     with pytest.raises(InputError, match="without a timestep"):
         Progress().begin({})
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_two_runs_of_one_text_that_take_turns_are_refused(ahead):
+    """As generators or coroutines in one thread would."""
+    diffusers = pytest.importorskip("diffusers")
+    draw = torch.Generator().manual_seed(5)
+    runs = []
+    for _ in range(2):
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0)
+        scheduler.set_timesteps(8)
+        latents, calls = torch.randn(1, 4, 3, 4, 4, generator=draw), []
+        for timestep in scheduler.timesteps:
+            calls += [(timestep[None], text, latents) for text in (A, U)]
+            velocity = torch.randn(latents.shape, generator=draw)
+            latents = scheduler.step(velocity, timestep, latents).prev_sample
+        runs.append(calls)
+    one, two = runs
+    together = one[: 2 + 2 * ahead] + two[:2] + one[2 + 2 * ahead :]
+    assert len(called(together)) == 4 + 2 * ahead
+    # A run that was broken off and is made again from the same noise isn't two.
+    for broken in range(1, 9):
+        again = called(one[:broken] + one)
+        assert again[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)] or broken <= 2
+        assert len(again) == broken + 16
+        assert called(two[:broken] + one)[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)]

@@ -160,6 +160,13 @@ def test_scipy(tmp_path):
     scipy.sparse.save_npz(tmp_path / "bsr.npz", matrix)
     expected = BlockMask.from_dense(DENSE[1], (8, 4))
     assert load_mask(tmp_path / "bsr.npz").mask.digest == expected.digest
+    matrix.data[3] = 0  # a block that holds nothing isn't one
+    scipy.sparse.save_npz(tmp_path / "zero.npz", matrix)
+    fewer = DENSE[1].copy()
+    rows, columns = np.nonzero(fewer)
+    fewer[rows[3], columns[3]] = False
+    found = load_mask(tmp_path / "zero.npz").mask
+    assert found.digest == BlockMask.from_dense(fewer, (8, 4)).digest
     with pytest.raises(InputError, match="leave --block out"):
         load_mask(tmp_path / "bsr.npz", (8, 8))
     scipy.sparse.save_npz(tmp_path / "coo.npz", scipy.sparse.coo_array(DENSE[1]))

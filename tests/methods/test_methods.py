@@ -466,3 +466,32 @@ def test_a_gpu_makes_the_same_masks(name):
     masks = [make_mask(name, TensorSource(*pair), device=device) for device in ("cpu", "cuda")]
     different = np.mean(masks[0].head(0).to_dense() != masks[1].head(0).to_dense())
     assert different < 0.01
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        (params.XAttention, {"threshold": "0.9"}, "threshold: '0.9'; expected a number"),
+        (params.XAttention, {"block": 128.5}, r"block: 128\.5; expected a whole number"),
+        (params.XAttention, {"causal": "no"}, "causal: 'no'; expected True or False"),
+        (params.SpargeAttn, {"block_q": 64.0}, "expected a whole number"),
+        (params.SpargeAttn, {"select": 0}, "select: 0; expected text"),
+        (params.FlexPrefill, {"min_budget": 1.5}, "expected a whole number"),
+        (params.MInference, {"block": None}, "expected a whole number"),
+        (params.Exact, {"dense_text": None}, "expected True or False"),
+        (params.Random, {"density": float("nan")}, "density is nan"),
+        (params.Window, {"tile": (6, 8)}, "expected three sizes"),
+        (params.Window, {"window": (3, 3.5, 3)}, r"window: 3\.5; expected a whole number"),
+        (params.Window, {"tile": 6}, "expected a sequence"),
+        (params.Radial, {"decay": "x"}, "decay: 'x'; expected a number"),
+        (params.Radial, {"sink": 1}, "expected True or False"),
+    ],
+)
+def test_parameters_of_another_kind_are_refused_where_they_are_made(method, given, message):
+    with pytest.raises(InputError, match=message):
+        method(**given)
+
+
+def test_parameters_are_of_their_kind():
+    made = params.Window(tile=[np.int64(2), 2, 2], block=np.int32(8))
+    assert (made.tile, type(made.block)) == ((2, 2, 2), int)

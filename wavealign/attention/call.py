@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from wavealign._devices import on_device, unrounded
+from wavealign._devices import on_device
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.lanes import capturing
 from wavealign.attention.plans import Plan, prepare
@@ -75,7 +75,7 @@ def attend(
         True
     """
     sequences = Sequences.check(q, k, v, layout)
-    with on_device(sequences.q), unrounded(sequences.q):
+    with on_device(sequences.q):
         if plan is None:
             if mask is None:
                 raise InputError("attend needs a mask or a plan.")

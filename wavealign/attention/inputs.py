@@ -14,6 +14,7 @@ from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.inputs import DTYPES, Inputs, refuse_derivatives
 from wavealign.gpu.sizes import Sizes
 from wavealign.masks.block_mask import BlockMask
+from wavealign.numbers import block_size
 from wavealign.planning.masks import dense_mask
 
 LAYOUTS = ("bhsd", "bshd")
@@ -119,9 +120,11 @@ def check_mask(
     Raises:
         InputError: another device, dtype, rank, block size or number of blocks.
     """
+    block = block_size(block) if block is not None else None
+    tokens = block_size(tokens, "tokens") if tokens is not None else None
     if isinstance(mask, BlockMask):
         own = (mask.block_q, mask.block_kv)
-        if block is not None and tuple(block) != own:
+        if block not in (None, own):
             raise InputError(f"block={block}, the mask has blocks of {own[0]}x{own[1]} tokens.")
         heads = torch.empty(mask.shape, dtype=torch.bool, device=device or "cpu")
         for h, head in enumerate(mask.heads()):

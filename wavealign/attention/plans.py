@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wavealign._devices import on_device, unrounded
+from wavealign._devices import on_device
 from wavealign.attention.backends import choose_backend
 from wavealign.attention.inputs import Sequences, check_mask
 from wavealign.attention.lanes import Lanes, make_room
@@ -290,5 +290,5 @@ def plan(
     heads, sizes = check_mask(mask, block, tokens, device)
     # Nobody knows the sequences yet: they are assumed to be bf16.
     prepared = prepare(terms, dataclasses.replace(sizes, head_dim=head_dim), heads.device)
-    with on_device(heads), unrounded(heads):
+    with on_device(heads):
         return prepared.plan(heads, prepared.planner(), uses=uses)

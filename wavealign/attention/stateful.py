@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wavealign._devices import on_device, unrounded
+from wavealign._devices import on_device
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
-from wavealign.attention.inputs import Sequences, check_mask, need_mask
+from wavealign.attention.inputs import LAYOUTS, Sequences, check_mask, need_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
 from wavealign.guard.decide import Decision
 from wavealign.masks.block_mask import BlockMask
+from wavealign.numbers import block_size, number, whole_number
 from wavealign.planning.planner import Planner
 from wavealign.sim.power import REGIMES
 
@@ -37,7 +38,7 @@ class Reuse:
             decision and read when the device has it, one call late: nothing waits for it.
 
     Raises:
-        InputError: no call, or an overlap outside 0 to 1.
+        InputError: no call, or an overlap outside 0 to 1, or what is no number.
 
     Example:
         >>> import wavealign as wa
@@ -50,7 +51,8 @@ class Reuse:
     min_overlap: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.calls < 1 or not 0 <= self.min_overlap <= 1:
+        overlap = number("min_overlap", self.min_overlap)
+        if whole_number("calls", self.calls) < 1 or not 0 <= overlap <= 1:
             raise InputError(
                 f"reuse of {self.calls} calls, overlap {self.min_overlap}; expected at least 1 "
                 "call and 0 to 1."
@@ -157,10 +159,15 @@ class Attention:
         """
         if regime not in REGIMES:
             raise unknown_name("regime", regime, REGIMES)
+        if layout not in LAYOUTS:
+            raise unknown_name("layout", layout, LAYOUTS)
+        if not isinstance(reuse, Reuse | None):
+            raise InputError(f"reuse={reuse!r}; expected a wavealign.Reuse.")
         self._buffers = buffers or Buffers()
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()
-        self._layout, self._block, self._regime = layout, block, regime
+        self._layout, self._regime = layout, regime
+        self._block = block_size(block) if block is not None else None
         self._lanes: lanes.Lanes[object, _State] = lanes.Lanes()
         self.statistics = Statistics()
 
@@ -197,7 +204,7 @@ class Attention:
             self._outdate(mask)
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
-        with on_device(sequences.q), unrounded(sequences.q):
+        with on_device(sequences.q):
             plan = self._plan(sequences, mask, same_mask)
             original = all(policy == "original" for policy in plan.policies)
             self._count(host_seconds=time.perf_counter() - started, skipped=original)

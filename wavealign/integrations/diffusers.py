@@ -22,23 +22,21 @@ from wavealign.attention.lanes import Lanes, capturing
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
-from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.dispatch import Site, SiteProcessor
-from wavealign.integrations.mask_functions import MaskFunction, block_of, named_method, takes_text
+from wavealign.integrations.mask_functions import (
+    MaskFunction,
+    block_of,
+    checked_function,
+    named_method,
+    takes_text,
+)
+from wavealign.integrations.models import MODELS, self_attentions
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Place, ThreadProgress
+from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
-_MODELS = {  # class: module of its processors
-    "WanTransformer3DModel": "wan",
-    "LTXVideoTransformer3DModel": "ltx",
-    "HunyuanVideoTransformer3DModel": "hunyuan_video",
-    "HunyuanVideoFramepackTransformer3DModel": "hunyuan_video",
-    "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
-}
-
-
 _PLACED = "_wavealign"  # of a transformer: the processors that stand before its own
 
 S = TypeVar("S", bound=Site)
@@ -137,9 +135,12 @@ def enable(
             f"{method} searches at some steps of a run and reuses in between: "
             "wavealign.integrations.diffusers_sessions.enable_session."
         )
-    if mask_every < 1:
+    if whole_number("mask_every", mask_every) < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
-    function = named_method(method, params) if isinstance(method, str) else method
+    if isinstance(method, str):
+        function = named_method(method, params)
+    else:
+        function = checked_function(method, params)
     block = block_of(method, params, block)
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()
@@ -168,7 +169,7 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     name = type(transformer).__name__
     if hasattr(transformer, _PLACED):
         raise InputError(f"this {name} is enabled already; disable it first.")
-    home = importlib.import_module(_TRANSFORMERS + _MODELS[name]).__name__
+    home = importlib.import_module(_TRANSFORMERS + MODELS[name]).__name__
     made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
     setattr(transformer, _PLACED, made)
     for module, processor in zip(modules, made, strict=True):
@@ -223,6 +224,6 @@ def sites_of(transformer: torch.nn.Module, kind: type[S]) -> Iterator[S]:
 
 def _attentions(transformer: torch.nn.Module) -> list[Any]:
     name = type(transformer).__name__
-    if name not in _MODELS:
-        raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
+    if name not in MODELS:
+        raise InputError(f"{name} isn't supported; expected one of {', '.join(MODELS)}.")
     return self_attentions(transformer)

@@ -25,6 +25,7 @@ from wavealign._locks import ForkSafeLock
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Watch
+from wavealign.numbers import whole_number
 
 DISPATCH = "dispatch_attention_fn"
 _SLOT = "_wavealign"  # of a replaced operation: the original and the wrappers around it
@@ -76,12 +77,18 @@ class Site:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
         padding, progress: shared by all sites.
+
+    Raises:
+        InputError: `min_tokens` is no whole number.
     """
 
     original: Any
     min_tokens: int
     padding: Padding
     progress: Watch
+
+    def __post_init__(self) -> None:
+        whole_number("min_tokens", self.min_tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
         """Attention of a call.

@@ -138,6 +138,7 @@ class Progress(Watch):
     # A branch is a text, and which call with it of a step; with the latents of its last call.
     _branches: dict[tuple[str, int], _Latents] = field(default_factory=dict)
     _called: list[tuple[str, int]] = field(default_factory=list)
+    _left: tuple[dict[tuple[str, int], _Latents], float] = ({}, 0.0)  # of the run before
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
     def announce(self) -> None:
@@ -213,6 +214,7 @@ class Progress(Watch):
         )
 
     def _start(self, value: float, text: str, latents: _Latents) -> None:
+        self._left = self._branches, self.timestep
         self._run, self._first, self.timestep = self._run + 1, value, value
         self._branches, self._called = {}, []
         self.announced = self.announced and self.place is None
@@ -226,8 +228,24 @@ class Progress(Watch):
                 f"timestep {value:g} is step {step} of a run of {self.steps} steps (from 0); "
                 f"expected as many as enable_session(steps=...) says, or {_ANEW}."
             )
+        if step == 1:
+            self._refuse_two_runs(value, text, latents)
         self._called, self.timestep = [], value
         self._enter(step, (text, 0), latents)
+
+    def _refuse_two_runs(self, value: float, text: str, latents: _Latents) -> None:
+        """Raise where the run that this one seemed to follow goes on: its latents are at hand."""
+        left, timestep = self._left
+        own, other = self._branches.get((text, 0)), left.get((text, 0))
+        if other is None or value >= timestep:
+            return
+        apart = latents.apart(other)
+        if apart < _FAR and (own is None or apart < latents.apart(own)):
+            raise InputError(
+                f"timestep {value:g} goes on with the run before this one: two runs take turns "
+                "here, and their steps can't be told apart. Expected a thread for each run, and "
+                "under a session a transformer for each."
+            )
 
     def _enter(self, step: int, branch: tuple[str, int], latents: _Latents) -> None:
         self._branches[branch] = latents

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wavealign._devices import unrounded
 from wavealign._version import __version__
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
@@ -172,13 +171,6 @@ def _all_heads(
     method: Method, q: Tensor, k: Tensor, params: Params, contexts: Sequence[HeadContext]
 ) -> Tensor:
     """Masks of ``[B, H, L, D]``, all at once where the method can, else head by head."""
-    with unrounded(q):
-        return _all_heads_of(method, q, k, params, contexts)
-
-
-def _all_heads_of(
-    method: Method, q: Tensor, k: Tensor, params: Params, contexts: Sequence[HeadContext]
-) -> Tensor:
     B, H = q.shape[:2]
     found: Tensor | None = None
     with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums

@@ -5,18 +5,35 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
+from wavealign.numbers import number, text, truth, whole_number, whole_numbers
 
+_KINDS: dict[str, Callable[[str, Any], Any]] = {
+    "bool": truth, "int": whole_number, "float": number, "str": text, "tuple": whole_numbers,
+}  # fmt: skip
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True)
 class Params:
-    """Base of all parameters: validation, and the block size a method works in."""
+    """Base of all parameters: validation, and the block size a method works in.
+
+    Raises:
+        InputError: a value of another kind than its default.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            kind, value = str(field.type).partition("[")[0], getattr(self, field.name)
+            object.__setattr__(self, field.name, _KINDS[kind](field.name, value))
+        self._check()
+
+    def _check(self) -> None:
+        """Raise for a value out of its range; all are of their kind."""
 
     def block_size(self) -> tuple[int, int]:
         """Tokens per query block and per K/V block."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from wavealign._devices import on_device, unrounded
+from wavealign._devices import on_device
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Sequences, mask_sizes
@@ -165,7 +165,7 @@ class Session:
         text_tokens = whole_number("text tokens", text_tokens)
         state = self._state(step, layer, branch, (q, k, v), text_tokens)
         # Autocast would take products of float32 in 16 bits, and weigh other blocks.
-        with unrounded(q), on_device(q):
+        with torch.autocast(q.device.type, enabled=False), on_device(q):
             return self._go_on(state, step, layer, branch, (q, k, v))
 
     def _go_on(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wavealign._devices import unrounded
 from wavealign._extras import installed, require
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 from wavealign.gpu.importance.call import SCRATCH_BYTES, Call, Importance
@@ -77,7 +76,7 @@ def attend_with_importance(
         able = [k for k in _PREFERRED if fits and _lacks(k, q) is None and not _refusal(k, call)]
         kernel = able[0] if able else "torch"
     if kernel == "torch":
-        with unrounded(q):
+        with torch.autocast(q.device.type, enabled=False):
             return attend_chunked(call)
     if reason := _refusal(kernel, call):
         raise InputError(f"kernel='{kernel}' {reason}; kernel='torch' takes it.")
