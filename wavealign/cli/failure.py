@@ -23,6 +23,11 @@ _INPUTS = {
     "mask_path", "mask_paths", "schedule_paths", "sources", "runs", "masks", "simulate", "qk_path",
     "clip", "vit",
 }  # fmt: skip
+# What looking for a file that an argument names may end with.
+_WRONG_PATHS = {
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
 
 
 class Failure(click.ClickException):
@@ -166,10 +171,12 @@ class Group(click.Group):
                 raise cause from None
             raise
         except OSError as problem:
+            where = f"{problem.filename}: " if problem.filename else ""
+            if problem.errno in _WRONG_PATHS and where:
+                raise Failure(f"{where}can't be used ({problem.strerror}).", 2) from problem
             if problem.errno != errno.ENOSPC:
                 raise
             _drop_stdout()
-            where = f"{problem.filename}: " if problem.filename else ""
             raise Failure(f"{where}no space left; the output is cut off.", 1) from problem
 
 
