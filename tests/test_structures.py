@@ -6,6 +6,7 @@ import json
 import math
 from typing import Annotated, Literal
 
+import formats
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,11 @@ def test_what_is_written_is_json_with_null_for_no_figure(value):
 def test_texts_that_are_no_json(text, message):
     with pytest.raises(InputError, match=message):
         read_json(text)
+
+
+def test_the_tables_of_the_docs_are_those_of_the_structures():
+    page = formats.PAGE.read_text(encoding="utf-8")
+    assert page == formats.made(page), "out of date: run python tests/formats.py"
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
