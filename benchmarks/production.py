@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from wavealign.guard.model import RESYNC, SAWTOOTH
 from wavealign.guard.on_device import device_lengths
 from wavealign.masks import BlockMask, load_mask
 from wavealign.planning import Planner
+from wavealign.structures import json_text
 
 POLICIES = ("original", "nnz", SAWTOOTH, "lockstep", RESYNC, "svd+nnz")
 
@@ -143,7 +143,7 @@ def guard(bench: Bench) -> dict[str, Any]:
     rows = []
     for name, mask in offline_masks():
         rows.append(guard_row(bench, name, bench.cut(mask)))
-        print(json.dumps({k: rows[-1][k] for k in ("mask", "slower_frac", "best", "caught")}))
+        print(json_text({k: rows[-1][k] for k in ("mask", "slower_frac", "best", "caught")}))
     won = sum(r["total_ms"]["original"] - r["total_ms"]["guard"] for r in rows)
     possible = sum(r["total_ms"]["original"] - r["total_ms"][r["best"]] for r in rows)
     return {
@@ -335,7 +335,7 @@ def main() -> None:
             "wavealign": wavealign.__version__,
             "torch": torch.__version__,
         }
-        (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.out / f"{name}.json").write_text(json_text(result, indent=1) + "\n")
         print(name, "failed" if "error" in result else "done", f"{result['seconds']:.1f} s")
         if bench.cuda:
             torch.cuda.empty_cache()

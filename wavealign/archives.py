@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ AGAIN = "write the file again"
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
 _FLAGS = {0x1: "encrypted", 0x20: "a patch", 0x40: "encrypted", 0x2000: "encrypted"}
 _MOST_TIMES = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # longer than it stands there
-_LOCAL_HEADER_BYTES = 30
+_MOST_DESCRIPTOR_BYTES = 24  # sizes and checksum behind a member that was written as it came
 _MOST_HEADER_BYTES = 1 << 16  # of an array: numpy itself takes 10,000 characters
 _CHUNK_BYTES = 1 << 24
 
@@ -46,7 +45,7 @@ def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(stream)
     except Exception as problem:  # a damaged directory breaks zipfile in many ways
         raise InputError(f"is damaged or cut off ({problem}); {AGAIN}.") from problem
-    end = os.fstat(stream.fileno()).st_size
+    end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: -info.header_offset):
         name = info.filename
         for flag, kind in _FLAGS.items():
@@ -62,15 +61,28 @@ def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
                 f"member '{name}' declares {info.file_size:,} bytes and {info.compress_size:,} "
                 f"stand for them; {AGAIN}."
             )
-        body = info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size
-        if info.header_offset < 0 or body > end:
-            raise InputError(f"member '{name}' overlaps another one, or the end; {AGAIN}.")
+        with _blamed(f"member '{name}'"), archive.open(info):
+            pass  # its own header says what the directory says
+        rest = end - _data_start(stream, info) - info.compress_size
+        if not 0 <= rest <= _MOST_DESCRIPTOR_BYTES:
+            raise InputError(
+                f"member '{name}' doesn't end where the next, or the directory, begins; {AGAIN}."
+            )
         end = info.header_offset
+    if end:
+        raise InputError(f"has {end:,} bytes that its directory doesn't list; {AGAIN}.")
     names = archive.namelist()
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"holds two members named '{twice}'; expected one; {AGAIN}.")
     return archive
+
+
+def _data_start(stream: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Where the data of a member begin: behind its header, its name and an extra field."""
+    stream.seek(info.header_offset + 26)
+    name_bytes, extra_bytes = struct.unpack("<HH", stream.read(4))
+    return info.header_offset + 30 + int(name_bytes + extra_bytes)
 
 
 def check_members(archive: zipfile.ZipFile) -> None:
@@ -124,9 +136,7 @@ def map_member(
         about = path.stat()
         _check_once(path, info.filename, about.st_dev, about.st_ino, about.st_mtime_ns)
         with path.open("rb") as file:
-            file.seek(info.header_offset + 26)  # the lengths of the name and of the extra field
-            lengths = struct.unpack("<HH", file.read(4))
-        start = info.header_offset + _LOCAL_HEADER_BYTES + sum(lengths) + head.length
+            start = _data_start(file, info) + head.length
         return np.memmap(path, head.dtype, "r", offset=start, shape=head.shape)
 
 

@@ -123,6 +123,7 @@ def _at(value: Any, expected: types.Type, path: str) -> tuple[Any, types.Type]:
         expected = next((t for t in _choices(expected) if isinstance(t, _HOLDERS)), expected)
         if isinstance(expected, types.StructType):
             fields = {field.encode_name: field.type for field in expected.fields}
+            fields[str(expected.tag_field)] = types.LiteralType((expected.tag,))
             expected = fields.get(key, types.AnyType())
         elif isinstance(expected, types.TupleType):
             expected = expected.item_types[int(index)]

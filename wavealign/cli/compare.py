@@ -112,9 +112,7 @@ def compare(
             print_table(words.groups_table(comparison, fields))
         say("", *words.extremes(comparison))
     if fail_over is not None and verdict.outcome == "worse":
-        import math
-
-        worse = abs(100 * math.expm1(summary.mean) if METRICS[metric].ratio else summary.mean)
+        worse = abs(METRICS[metric].told(summary.mean))
         if worse > fail_over:
             raise Failure(f"B is worse than A by {worse:.2f}, over --fail-over {fail_over:g}.", 1)
 

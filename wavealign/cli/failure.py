@@ -23,6 +23,11 @@ _INPUTS = {
     "mask_path", "mask_paths", "schedule_paths", "sources", "runs", "masks", "simulate", "qk_path",
     "clip", "vit",
 }  # fmt: skip
+# What looking for a file that an argument names may end with.
+_WRONG_PATHS = {
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
 
 
 class Failure(click.ClickException):
@@ -91,16 +96,16 @@ def who_has(message: str, ctx: click.Context) -> str:
         ctx: of the command that it ended.
     """
     own = _options(ctx.command)
+    every = dict(_commands(ctx.find_root().command))
+    name = next((name for name, command in every.items() if command is ctx.command), ctx.info_name)
     # What stands behind the name of a command is said of that command.
-    named = re.findall(
-        r"(?<![\w-])--[a-z][a-z0-9-]*", re.sub(r"wavealign [a-z][^.;`]*", "", message)
-    )
+    message = re.sub(r"wavealign [a-z][^.;`]*", "", message)
     told = ""
-    for option in dict.fromkeys(named):
-        owners = [name for name, c in _commands(ctx.find_root().command) if option in _options(c)]
+    for option in dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", message)):
+        owners = [other for other, command in every.items() if option in _options(command)]
         if option not in own and owners:
             best = "mask convert" if "mask convert" in owners else owners[0]
-            told += f" ({ctx.info_name} has no {option}; `wavealign {best}` has.)"
+            told += f" (`wavealign {name}` has no {option}; `wavealign {best}` has.)"
     return told
 
 
@@ -166,10 +171,12 @@ class Group(click.Group):
                 raise cause from None
             raise
         except OSError as problem:
+            where = f"{problem.filename}: " if problem.filename else ""
+            if problem.errno in _WRONG_PATHS and where:
+                raise Failure(f"{where}can't be used ({problem.strerror}).", 2) from problem
             if problem.errno != errno.ENOSPC:
                 raise
             _drop_stdout()
-            where = f"{problem.filename}: " if problem.filename else ""
             raise Failure(f"{where}no space left; the output is cut off.", 1) from problem
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wavealign.gpu.importance.diagnostics import Diagnosis
 
 _STATS = ("head", "density", "NNZ mean", "spread", "min", "max")
-_MOST_CELL = 400  # characters
+_MOST_CELL = 200  # characters
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
 

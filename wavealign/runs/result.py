@@ -26,15 +26,15 @@ class Outcome:
     Attributes:
         time_ms: kernel time.
         l2_hit_frac: share of the requested K/V bytes that didn't come from HBM.
-        lts_sector_hit_frac: what a profiler prints as L2 hit rate.
+        lts_sector_hit_frac: what a profiler prints as L2 hit rate; None in the fast model.
         l2_requested_bytes: K/V bytes that rows asked for.
-        fabric_bytes: K/V bytes that crossed between L2 partitions.
+        fabric_bytes: K/V bytes that crossed between L2 partitions; None in the fast model.
         hbm_read_bytes: K/V bytes read from device memory.
         compulsory_bytes: distinct K/V bytes, each read once: the least any order can read.
         belady_bytes: the least that any replacement could read in this order (OPT).
         imbalance_frac: share of the workers' time lost waiting for the last one to end.
-        clock_ghz: SM clock.
-        energy_j: joules.
+        clock_ghz: SM clock; None where the device's power budget isn't known.
+        energy_j: joules; None where the clock is.
         limit_ms: the compute limit: these rows, every K/V block in L2.
         gap: (1/density) / (dense time / time); 1 means that sparsity paid in full.
         intensity_flop_per_byte: FLOP per byte read from HBM.
