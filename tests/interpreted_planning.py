@@ -10,10 +10,14 @@ import torch
 
 from wavealign.guard import on_device, statistics
 from wavealign.masks import BlockMask
+from wavealign.order.visits import BLOCK_TICKS, START_TICKS
 from wavealign.planning import ListLayout, Planner
 from wavealign.planning import _list_kernels as lists
 from wavealign.planning import _phase_kernels as phases
+from wavealign.planning._row_kernels import launch_rows
 from wavealign.planning.phases import entry_skips
+from wavealign.planning.placing import kinds_of
+from wavealign.planning.recipes import recipes_per_head
 from wavealign.planning.visits import Walk, write_lists, write_places
 
 rng = np.random.default_rng(1)
@@ -48,8 +52,9 @@ for turn in range(ROUNDS):
 
     phased = torch.from_numpy(rng.random(H) < 0.8)
     phases._PROBES = 8 if turn % 2 else 256  # so that a row takes several probes' stretches
-    wanted = entry_skips(order, counts, places, phased, wave, N)
-    skips = phases.launch_phases(order, counts, places, phased, wave, N, 2, 1)
+    lengths = counts.gather(-1, order.long())
+    wanted = entry_skips(order, counts, lengths, places, phased, wave, N)
+    skips = phases.launch_phases(order, counts, lengths, places, phased, wave, N, 2, 1)
     assert torch.equal(skips, wanted), (turn, skips, wanted)
 
     layout = ListLayout(
@@ -71,11 +76,64 @@ for turn in range(ROUNDS):
         host = BlockMask.from_dense(dense)
         on_device.SNAPSHOTS = statistics.SNAPSHOTS = 3
         for capacity in (3,):
-            got = on_device._on_gpu(mask, wave, capacity, shuffled)
+            got = on_device._on_gpu(mask, wave, capacity, shuffled, None)
             for a, b in zip(got, statistics.mask_statistics(host, wave, capacity), strict=True):
                 assert (a.hit_original, a.hit_sawtooth) == (b.hit_original, b.hit_sawtooth), (a, b)
                 assert (a.nnz, a.working_set_blocks) == (b.nnz, b.working_set_blocks)
                 assert abs(a.tail_original - b.tail_original) < 1e-9, (a, b)
                 assert abs(a.tail_nnz - b.tail_nnz) + abs(a.spread - b.spread) < 1e-9
+
+
+def launched(planner, mask, policies):
+    """`Planner.follow` as on a GPU: the same steps by the kernels."""
+    recipes = recipes_per_head(policies, planner.shape[0])
+    gate = planner._following.gate(tuple(recipe.name for recipe in recipes))
+    counts = torch.empty(planner.shape[:2], dtype=torch.int32)
+    lists.launch_counts(mask, counts, gate)
+    visits = [recipe.visits for recipe in recipes]
+    sawtooth, phased = (
+        torch.tensor([getattr(v, name) for v in visits]) for name in ("sawtooth", "phased")
+    )
+    kinds, kv_orders = torch.tensor(kinds_of(recipes)), planner.kv_orders(policies)
+    placed = launch_rows(
+        counts, kinds, sawtooth, planner.wave, planner.shape[2], planner.layout.gathers,
+        planner._table, planner._counts, gate,
+    )  # fmt: skip
+    skips = torch.zeros_like(counts)
+    if any(v.phased for v in visits):
+        lists.launch_places(mask, counts, kv_orders, planner._indices, gate)
+        skips = phases.launch_phases(
+            planner._table, counts, placed.lengths, planner._indices, phased, planner.wave,
+            planner.shape[2], BLOCK_TICKS, START_TICKS, gate,
+        )  # fmt: skip
+    if broken:  # Ctrl-C
+        return
+    walk = Walk(kv_orders, placed.backwards, skips)
+    lists.launch_lists(mask, counts, walk, placed.slots, planner.layout, planner._indices, gate)
+
+
+phases._PROBES = 256
+names = ["original", "nnz-wave/shuffled+sawtooth", "lockstep", "resync", "nnz/shuffled+sawtooth"]
+for turn in range(8):
+    shape = H, M, N = 2, int(rng.integers(1, 90)), int(rng.integers(1, 30))
+    layout = ListLayout("gathered" if turn % 2 else "table")
+    followed, oracle = (
+        Planner(shape, "cpu", wave=int(w), layout=layout) for w in [rng.integers(1, 9)] * 2
+    )
+    masks = [torch.from_numpy(rng.random(shape) < rng.random((H, M, 1)) * 1.5 - 0.2) for _ in "ab"]
+    policies = [rng.choice(names, H).tolist() for _ in "ab"]
+    for step in range(7):
+        mask, chosen = masks[rng.integers(2)], policies[int(rng.random() < 0.3)]
+        broken = step == 3
+        launched(followed, mask, chosen)
+        if broken:
+            continue
+        wanted = oracle(mask, chosen)
+        assert torch.equal(followed._table, wanted.table), (turn, step)
+        assert torch.equal(followed._counts, wanted.counts)
+        assert held(followed._indices, wanted.counts) == held(wanted.indices, wanted.counts)
+    followed._indices.fill_(-7)  # nobody does: it shows who writes
+    launched(followed, mask.clone(), chosen)
+    assert (followed._indices == -7).all()
 
 print("equal")

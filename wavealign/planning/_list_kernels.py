@@ -11,17 +11,35 @@ import triton.language as tl
 from wavealign._devices import on_device
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn", "owner"])
 def ordered_lists(
-    mask, counts, kv_orders, backwards, skips, slots, out, M, N, width,
+    mask, counts, kv_orders, backwards, skips, slots, out, state, turn, owner, M, N, width,
     LANES: tl.constexpr, GATHERED: tl.constexpr, REVERSED: tl.constexpr, RAGGED: tl.constexpr,
-    PLACES: tl.constexpr,
+    PLACES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Row (query block, head): its K/V blocks (or places, with PLACES) in visiting order.
 
     mask: uint8 ``[H, M, N]``; counts, skips int32, backwards uint8, slots int64 ``[H, M]``;
     kv_orders int32 ``[H, N]``; out int32 ``[H, M, width]``. LANES is a power of 2 from N up.
     """
+    wanted = turn
+    if GATED:
+        wanted = tl.load(state + 1)
+    if wanted == turn:
+        _ordered_list(
+            mask, counts, kv_orders, backwards, skips, slots, out, M, N, width,
+            LANES, GATHERED, REVERSED, RAGGED, PLACES,
+        )  # fmt: skip
+        if GATED and not PLACES:  # the last to write: from now on these are the owner's
+            tl.store(state, owner, mask=(tl.program_id(0) == 0) & (tl.program_id(1) == 0))
+
+
+@triton.jit
+def _ordered_list(
+    mask, counts, kv_orders, backwards, skips, slots, out, M, N, width,
+    LANES: tl.constexpr, GATHERED: tl.constexpr, REVERSED: tl.constexpr, RAGGED: tl.constexpr,
+    PLACES: tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = (head * M + block).to(tl.int64)
@@ -50,28 +68,28 @@ def ordered_lists(
         tl.store(out + target * width + visit, blocks, mask=(kept != 0) & (visit < width))
 
 
-@triton.jit
-def kept_blocks(mask, counts, N, LANES: tl.constexpr):
-    """Row: how many K/V blocks it keeps. mask: uint8 ``[rows, N]``; counts int32 ``[rows]``."""
+@triton.jit(do_not_specialize=["turn", "owner"])
+def count_rows(
+    mask, counts, source, state, turn, owner, N, LANES: tl.constexpr, GATED: tl.constexpr
+):
+    """Row: how many K/V blocks it keeps; where GATED, whether it differs from the source's.
+
+    mask, source: uint8 ``[rows, N]``; counts int32 ``[rows]``. A row that differs is copied, and
+    then, or where the lists aren't the owner's, it is this turn's to write.
+    """
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, LANES)
-    kept = tl.load(mask + row * N + blocks, mask=blocks < N, other=0) != 0
-    tl.store(counts + row, tl.sum(kept.to(tl.int32), 0))
-
-
-@triton.jit
-def differing(mask, source, state, size, CHUNK: tl.constexpr):
-    """Chunk: copied from mask to source where they differ, which the 1 in ``state[1]`` tells.
-
-    mask, source: uint8 ``[size]``; state int32 ``[2]``.
-    """
-    at = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    inside = at < size
-    new = tl.load(mask + at, mask=inside, other=0)
-    old = tl.load(source + at, mask=inside, other=0)
-    if tl.max((new != old).to(tl.int32), 0) != 0:
-        tl.store(source + at, new, mask=inside)
-        tl.store(state + 1, 1)
+    kept = tl.load(mask + row * N + blocks, mask=blocks < N, other=0)
+    tl.store(counts + row, tl.sum((kept != 0).to(tl.int32), 0))
+    if GATED:
+        known = tl.load(source + row * N + blocks, mask=blocks < N, other=0)
+        differs = tl.sum((kept != known).to(tl.int32), 0)
+        if tl.program_id(0) == 0:
+            differs += (tl.load(state) != owner).to(tl.int32)
+        if differs != 0:
+            tl.store(source + row * N + blocks, kept, mask=blocks < N)
+            tl.store(state, -1)
+            tl.store(state + 1, turn)
 
 
 def _options(columns: int):
@@ -79,46 +97,41 @@ def _options(columns: int):
     return {"LANES": lanes, "num_warps": min(16, max(1, lanes // 512))}
 
 
-def launch_lists(mask, counts, walk, slots, layout, out) -> None:
+def _gate(gate, unused):
+    """A gate as kernels take it: state, turn, owner."""
+    return (unused, 0, 0) if gate is None else (gate.state, gate.turn, gate.owner)
+
+
+def launch_lists(mask, counts, walk, slots, layout, out, gate=None) -> None:
     """`write_lists` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
     with on_device(mask):
         ordered_lists[(M, H)](
             mask.view(torch.uint8), counts, walk.kv_orders, walk.backwards.view(torch.uint8),
-            walk.skips, slots, out, M, N, out.shape[-1],
+            walk.skips, slots, out, *_gate(gate, counts), M, N, out.shape[-1],
             GATHERED=layout.gathers, REVERSED=layout.walks == "backwards",
-            RAGGED=layout.ragged_kv_first, PLACES=False, **_options(N),
+            RAGGED=layout.ragged_kv_first, PLACES=False, GATED=gate is not None, **_options(N),
         )  # fmt: skip
 
 
-def launch_places(mask, counts, kv_orders, out) -> None:
+def launch_places(mask, counts, kv_orders, out, gate=None) -> None:
     """`write_places` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
     bits = mask.view(torch.uint8)
     with on_device(mask):
         ordered_lists[(M, H)](
-            bits, counts, kv_orders, bits, counts, counts, out, M, N, out.shape[-1],
-            GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
+            bits, counts, kv_orders, bits, counts, counts, out, *_gate(gate, counts), M, N,
+            out.shape[-1], GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True,
+            GATED=gate is not None, **_options(N),
         )  # fmt: skip
 
 
-def launch_counts(mask, out) -> None:
+def launch_counts(mask, out, gate=None) -> None:
     """`row_counts` (wavealign.planning.visits) on a GPU."""
     H, M, N = mask.shape
+    bits = mask.view(torch.uint8)
+    source = bits if gate is None else gate.source.view(torch.uint8)
     with on_device(mask):
-        kept_blocks[(H * M,)](mask.view(torch.uint8), out, N, **_options(N))
-
-
-def note_changes(mask, source, state) -> None:
-    """Bring a copy of a mask up to date, and set ``state[1]`` to 1 where that changed it.
-
-    Args:
-        mask: bool, contiguous, on a GPU.
-        source: the copy.
-        state: int32 ``[2]``.
-    """
-    size, chunk = mask.numel(), 4096
-    with on_device(mask):
-        differing[(triton.cdiv(size, chunk),)](
-            mask.view(torch.uint8), source.view(torch.uint8), state, size, chunk, num_warps=4
+        count_rows[(H * M,)](
+            bits, out, source, *_gate(gate, out), N, GATED=gate is not None, **_options(N)
         )

@@ -24,10 +24,11 @@ def _smaller(a, b):
     return tl.minimum(a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def list_schedule(
-    length, starts, workers, total, wave, BLOCK_TICKS, START_TICKS, LANES: tl.constexpr
-):
+    length, starts, workers, state, turn, total, wave, BLOCK_TICKS, START_TICKS,
+    LANES: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
     """Which worker takes each row, and when: one program a launch of `total` rows.
 
     length: int32 ``[launches, total]`` by launch order; out: starts int64 (the tick at which the
@@ -44,6 +45,8 @@ def list_schedule(
     far: tl.constexpr = 0x7FFFFFFFFFFFFFFF
     keys = tl.where(lanes < wave, lanes.to(tl.int64), far)  # tick * 1024 + worker
     slot = 0
+    if GATED:
+        total = tl.where(tl.load(state + 1) == turn, total, 0)
     while slot < total:
         keys = tl.sort(keys)
         real = (lanes < wave) & (slot + lanes < total)
@@ -58,11 +61,11 @@ def list_schedule(
         slot += tl.sum(taken.to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def enter_passes(
-    order, counts, places, phased, starts, workers, cosines, sines, skips,
+    order, counts, places, phased, starts, workers, cosines, sines, skips, state, turn,
     M, N, width, BLOCK_TICKS, START_TICKS,
-    LANES: tl.constexpr, PROBES: tl.constexpr, REACH: tl.constexpr,
+    LANES: tl.constexpr, PROBES: tl.constexpr, REACH: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """One program a head, slot after slot: the circular mean of the rows in flight, and the entry.
 
@@ -80,6 +83,8 @@ def enter_passes(
     offset = tl.zeros([LANES], tl.int32)
     two_pi: tl.constexpr = 6.283185307179586
     slots = tl.load(phased + head).to(tl.int32) * M
+    if GATED:
+        slots = tl.where(tl.load(state + 1) == turn, slots, 0)
     for slot in range(slots):
         now = tl.load(starts + head * M + slot)
         worker = tl.load(workers + head * M + slot)
@@ -133,15 +138,20 @@ def enter_passes(
         offset = tl.where(mine, skip, offset)
 
 
-def launch_list_schedule(length, wave, block_ticks, start_ticks):
+def _gate(gate, unused):
+    """A gate as kernels take it: state, turn."""
+    return (unused, 0) if gate is None else (gate.state, gate.turn)
+
+
+def launch_list_schedule(length, wave, block_ticks, start_ticks, gate=None):
     """Starts int64 and workers int32 of the rows of several launches, ``[launches, rows]``."""
     starts = torch.empty_like(length, dtype=torch.int64)
     workers = torch.empty_like(length, dtype=torch.int32)
     lanes = triton.next_power_of_2(wave)
     with on_device(length):
         list_schedule[(length.shape[0],)](
-            length, starts, workers, length.shape[1], wave, block_ticks, start_ticks,
-            LANES=lanes, num_warps=max(1, min(8, lanes // 64)),
+            length, starts, workers, *_gate(gate, workers), length.shape[1], wave, block_ticks,
+            start_ticks, LANES=lanes, GATED=gate is not None, num_warps=max(1, min(8, lanes // 64)),
         )  # fmt: skip
     return starts, workers
 
@@ -155,7 +165,9 @@ def _circle(columns: int, device: torch.device):
     )
 
 
-def launch_phases(order, counts, places, phased, wave, columns, block_ticks, start_ticks):
+def launch_phases(
+    order, counts, lengths, places, phased, wave, columns, block_ticks, start_ticks, gate=None
+):
     """`entry_skips` (wavealign.planning.phases) on a GPU.
 
     Raises:
@@ -168,7 +180,7 @@ def launch_phases(order, counts, places, phased, wave, columns, block_ticks, sta
         )
     H, M = order.shape
     starts, workers = launch_list_schedule(
-        counts.gather(-1, order.long()).view(1, H * M), wave, block_ticks, start_ticks
+        lengths.view(1, H * M), wave, block_ticks, start_ticks, gate
     )
     skips = torch.zeros(H, M, dtype=torch.int32, device=order.device)
     lanes = triton.next_power_of_2(wave)
@@ -176,7 +188,8 @@ def launch_phases(order, counts, places, phased, wave, columns, block_ticks, sta
     with on_device(order):
         enter_passes[(H,)](
             order, counts, places, phased.view(torch.uint8), starts, workers, cosines, sines, skips,
-            M, columns, places.shape[-1], block_ticks, start_ticks,
-            LANES=lanes, PROBES=_PROBES, REACH=REACH_PLACES, num_warps=max(1, min(8, lanes // 64)),
+            *_gate(gate, skips), M, columns, places.shape[-1], block_ticks, start_ticks,
+            LANES=lanes, PROBES=_PROBES, REACH=REACH_PLACES, GATED=gate is not None,
+            num_warps=max(1, min(8, lanes // 64)),
         )  # fmt: skip
     return skips

@@ -15,20 +15,24 @@ import torch
 from torch import Tensor
 
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
+from wavealign.planning.following import Gate
 
 
 def entry_skips(
-    order: Tensor, counts: Tensor, places: Tensor, phased: Tensor, wave: int, columns: int
-) -> Tensor:
+    order: Tensor, counts: Tensor, lengths: Tensor, places: Tensor, phased: Tensor, wave: int,
+    columns: int, gate: Gate | None = None,
+) -> Tensor:  # fmt: skip
     """How many entries of its list each row leaves for the end of its pass.
 
     Args:
         order: int32 ``[H, M]``, slot → query block.
         counts: int32 ``[H, M]``, by query block.
+        lengths: the same by slot.
         places: int32 ``[H, M, width]``, each row's places in its head's K/V order, ascending.
         phased: bool ``[H]``: heads whose rows do so; rows of others begin at 0.
         wave: rows in flight, W.
         columns: N.
+        gate: on a GPU, of a call that follows.
 
     Returns:
         int32 ``[H, M]``, by query block.
@@ -36,7 +40,9 @@ def entry_skips(
     if order.is_cuda:
         from wavealign.planning._phase_kernels import launch_phases
 
-        return launch_phases(order, counts, places, phased, wave, columns, BLOCK_TICKS, START_TICKS)
+        return launch_phases(
+            order, counts, lengths, places, phased, wave, columns, BLOCK_TICKS, START_TICKS, gate
+        )
     from wavealign.order._kernels import phase_rows
 
     H, M = order.shape

@@ -13,11 +13,12 @@ from wavealign.masks.block_mask import HeadMask
 from wavealign.order.context import Draw, OrderContext
 from wavealign.order.visits import VisitOrder, draw_kv_order
 from wavealign.planning import row_orders
-from wavealign.planning.following import Following
+from wavealign.planning.following import Following, Gate, made, stands
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.lists import DeviceSchedule
 from wavealign.planning.masks import dense_mask
 from wavealign.planning.phases import entry_skips
+from wavealign.planning.placing import Placed, kinds_of, place
 from wavealign.planning.recipes import Recipe, recipes_per_head
 from wavealign.planning.spectra import RANK
 from wavealign.planning.visits import Walk, row_counts, write_lists, write_places
@@ -30,8 +31,8 @@ class Planner:
 
     A call starts work on the device and never waits for it; once the policies in use have been
     planned once, it can be captured in a CUDA graph. Buffers take ``4·H·M·(width + 5)`` bytes, a
-    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB; `follow` keeps these,
-    and a mask's ``H·M·N``. Calls come from one thread at a time, on one stream.
+    call in addition about ``40·H·M`` bytes and, for `svd`, at most 1.2 GiB; `follow` keeps a copy
+    of the mask, ``H·M·N`` bytes. Calls come from one thread at a time, on one stream.
 
     Attributes:
         edition: calls that have begun to write: a schedule is that of its call only while the
@@ -71,7 +72,7 @@ class Planner:
             self._starts = width * torch.arange(H * M, dtype=torch.int64, device=self.device)
             self._indices = torch.zeros(H, M, width, dtype=torch.int32, device=self.device)
         self._kv_orders: dict[tuple[bool, ...], Tensor] = {}
-        self._flags: dict[tuple[bool, ...], Tensor] = {}
+        self._constants: dict[tuple[type, tuple[int, ...]], Tensor] = {}
         self._solver_start: Tensor | None = None
         self._following = Following(self.shape, self.device)
 
@@ -96,8 +97,9 @@ class Planner:
     def follow(self, mask: Tensor, policies: str | Sequence[str] = "lockstep") -> DeviceSchedule:
         """Plan a mask, or leave the lists as they are where they are its already.
 
-        The mask's content decides, by whatever road it got there. On a GPU the device compares, the
-        host doesn't wait for it.
+        The mask's content decides, by whatever road it got there. On a GPU the device compares, and
+        the host doesn't wait for it; row orders that need more than lengths (`svd`) are planned
+        anew in any case there.
 
         Args:
             mask, policies: see `__call__`.
@@ -109,8 +111,14 @@ class Planner:
             InputError: see `__call__`.
         """
         kept, recipes = self._checked(mask, policies)
-        names = tuple(recipe.name for recipe in recipes)
-        self._following.update(kept, names, lambda source: self._write(source, recipes))
+        gate = self._following.gate(tuple(recipe.name for recipe in recipes))
+        if kept.is_cuda and kinds_of(recipes) is not None:
+            self._write(kept, recipes, gate)
+        elif kept.is_cuda or not stands(gate, kept):
+            self._following.begin()
+            self._write(kept, recipes)
+            if not kept.is_cuda:
+                made(gate, kept)
         return self._schedule(recipes)
 
     def _checked(
@@ -127,26 +135,41 @@ class Planner:
         self.edition += 1
         return kept, recipes
 
-    def _write(self, kept: Tensor, recipes: Sequence[Recipe]) -> None:
+    def _write(self, kept: Tensor, recipes: Sequence[Recipe], gate: Gate | None = None) -> None:
         visits, N = [recipe.visits for recipe in recipes], self.shape[2]
-        counts = row_counts(kept)
-        rows = row_orders.Rows(kept, counts, self.wave, self._start)
-        order = self._row_orders(rows, recipes)
-        slots = torch.argsort(order, dim=-1)
-        self._table.copy_(order)
-        self._counts.copy_(counts.gather(-1, order) if self.layout.gathers else counts)
+        counts = row_counts(kept, gate)
+        placed = self._placed(kept, counts, recipes, gate)
         kv_orders = self._kv_orders_of(visits)
-        odd = slots // self.wave % 2 == 1
-        backwards = odd & self._flag([v.sawtooth for v in visits])[:, None]
         if any(v.phased for v in visits):
             # The lists' own buffer holds the places first: they are as many.
-            write_places(kept, counts, kv_orders, self._indices)
-            phased = self._flag([v.phased for v in visits])
-            skips = entry_skips(self._table, counts, self._indices, phased, self.wave, N)
+            write_places(kept, counts, kv_orders, self._indices, gate)
+            phased = self._constant([v.phased for v in visits])
+            skips = entry_skips(
+                self._table, counts, placed.lengths, self._indices, phased, self.wave, N, gate
+            )
         else:
             skips = torch.zeros_like(counts)
-        walk = Walk(kv_orders, backwards, skips)
-        write_lists(kept, counts, walk, slots, self.layout, self._indices)
+        walk = Walk(kv_orders, placed.backwards, skips)
+        write_lists(kept, counts, walk, placed.slots, self.layout, self._indices, gate)
+
+    def _placed(
+        self, kept: Tensor, counts: Tensor, recipes: Sequence[Recipe], gate: Gate | None
+    ) -> Placed:
+        """Rows at their slots; table and lengths of the schedule are written."""
+        sawtooth = self._constant([recipe.visits.sawtooth for recipe in recipes])
+        kinds = kinds_of(recipes)
+        if kept.is_cuda and kinds is not None:
+            from wavealign.planning._row_kernels import launch_rows
+
+            return launch_rows(
+                counts, self._constant(kinds), sawtooth, self.wave, self.shape[2],
+                self.layout.gathers, self._table, self._counts, gate,
+            )  # fmt: skip
+        order = self._row_orders(row_orders.Rows(kept, counts, self.wave, self._start), recipes)
+        placed = place(order, counts, sawtooth, self.wave)
+        self._table.copy_(order)
+        self._counts.copy_(placed.lengths if self.layout.gathers else counts)
+        return placed
 
     def _schedule(self, recipes: Sequence[Recipe]) -> DeviceSchedule:
         names = tuple(recipe.name for recipe in recipes)
@@ -164,7 +187,7 @@ class Planner:
         made = {key: row_orders.row_order(*key, rows) for key in dict.fromkeys(keys)}
         chosen = made[keys[0]]
         for key, order in list(made.items())[1:]:
-            chosen = torch.where(self._flag([k == key for k in keys])[:, None], order, chosen)
+            chosen = torch.where(self._constant([k == key for k in keys])[:, None], order, chosen)
         return chosen
 
     def _start(self) -> Tensor:
@@ -188,9 +211,9 @@ class Planner:
             self._kv_orders[key] = torch.from_numpy(np.stack(drawn)).to(self.device)
         return self._kv_orders[key]
 
-    def _flag(self, values: Sequence[bool]) -> Tensor:
-        """Bool ``[H]`` on the device, copied there once."""
-        key = tuple(values)
-        if key not in self._flags:
-            self._flags[key] = torch.tensor(key, dtype=torch.bool, device=self.device)
-        return self._flags[key]
+    def _constant(self, values: Sequence[bool] | Sequence[int]) -> Tensor:
+        """Bool or int64 ``[H]`` on the device, copied there once."""
+        key = type(values[0]), tuple(values)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(key[1], device=self.device)
+        return self._constants[key]

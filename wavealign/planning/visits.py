@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign.planning.following import Gate
 from wavealign.planning.layout import ListLayout
 
 _CHUNK_BYTES = 2**28  # of the int64 places of a few heads
@@ -33,11 +34,12 @@ class Walk:
     skips: Tensor
 
 
-def row_counts(mask: Tensor) -> Tensor:
+def row_counts(mask: Tensor, gate: Gate | None = None) -> Tensor:
     """K/V blocks that each row keeps, int32 ``[H, M]``.
 
     Args:
         mask: bool ``[H, M, N]``, contiguous.
+        gate: on a GPU, of a call that follows: it is opened here where it must be.
     """
     if not mask.is_cuda:
         return mask.sum(-1, dtype=torch.int32)
@@ -45,13 +47,14 @@ def row_counts(mask: Tensor) -> Tensor:
     from wavealign.planning._list_kernels import launch_counts
 
     counts = torch.empty(mask.shape[:2], dtype=torch.int32, device=mask.device)
-    launch_counts(mask, counts)
+    launch_counts(mask, counts, gate)
     return counts
 
 
 def write_lists(
-    mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor
-) -> None:
+    mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor,
+    gate: Gate | None = None,
+) -> None:  # fmt: skip
     """Write each row's K/V blocks in visiting order.
 
     Args:
@@ -62,11 +65,12 @@ def write_lists(
         layout: how the kernel reads them.
         out: int32 ``[H, M, width]``; places behind a row's list aren't written. Entries beyond
             `width` are dropped.
+        gate: on a GPU, of a call that follows.
     """
     if out.is_cuda:
         from wavealign.planning._list_kernels import launch_lists
 
-        launch_lists(mask, counts, walk, slots, layout, out)
+        launch_lists(mask, counts, walk, slots, layout, out, gate)
         return
     width = out.shape[-1]
     for part in _parts(mask):
@@ -90,7 +94,9 @@ def write_lists(
             out[part].copy_(rows)
 
 
-def write_places(mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor) -> None:
+def write_places(
+    mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor, gate: Gate | None = None
+) -> None:
     """Write each row's places in the head's K/V order, ascending.
 
     Args:
@@ -98,11 +104,12 @@ def write_places(mask: Tensor, counts: Tensor, kv_orders: Tensor, out: Tensor) -
         counts: K/V blocks that each row keeps ``[H, M]``.
         kv_orders: place → K/V block ``[H, N]``.
         out: int32 ``[H, M, width]``.
+        gate: on a GPU, of a call that follows.
     """
     if out.is_cuda:
         from wavealign.planning._list_kernels import launch_places
 
-        launch_places(mask, counts, kv_orders, out)
+        launch_places(mask, counts, kv_orders, out, gate)
         return
     places = torch.arange(mask.shape[-1], dtype=torch.int32, device=mask.device)
     for part in _parts(mask):
