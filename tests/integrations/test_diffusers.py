@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 pytest.importorskip("diffusers")
 
+from helpers import alive  # noqa: E402
 from tiny_transformers import (  # noqa: E402
     TEXT,
     VIDEO,
@@ -213,6 +214,31 @@ def test_layers_share_buffers():
     ]
     assert len(planners) == 2
     assert planners[0] is planners[1]
+
+
+@pytest.mark.parametrize("mask_every", [None, 1, 3])
+def test_texts_of_many_lengths_do_not_add_up(mask_every):
+    """Requests with a text of another length each, under a session (None) and a mask method."""
+    from wavealign.integrations import diffusers_sessions
+    from wavealign.planning.planner import Planner
+
+    model, inputs = hunyuan((1,))
+    if mask_every is None:
+        diffusers_sessions.enable_session(model, "gsrs", p=(0.9, 0.7), **SESSION)
+    else:
+        integration.enable(model, Masks(), mask_every=mask_every, **OPTIONS)
+    before = set(map(id, alive(Planner)))
+    for length in range(1, 41):
+        inputs["encoder_hidden_states"] = torch.randn(1, length, 16)
+        inputs["encoder_attention_mask"] = text_mask((length,), length)
+        run_of(model, inputs)
+    assert 1 < len(set(map(id, alive(Planner))) - before) <= 16
+    if mask_every is None:
+        assert len(diffusers_sessions.session_of(model)._states) == 2
+        return
+    for site in integration.sites_of(model, integration.Site):
+        assert len(site.attention._lanes.values()) == 16
+        assert len(site.kept.values()) <= 1
 
 
 def own_mask(q, k):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
-from helpers import nothing_waits  # noqa: E402
+from helpers import alive, nothing_waits  # noqa: E402
 
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.gpu.importance.attend import attend_with_importance  # noqa: E402
@@ -37,6 +37,7 @@ from wavealign.sessions import (  # noqa: E402
 )
 from wavealign.sessions.plans import own_copy, pack  # noqa: E402
 from wavealign.sessions.rule import Memory  # noqa: E402
+from wavealign.sessions.tokens import TokenOrder  # noqa: E402
 
 BLOCK = (8, 6)
 GRID = TokenGrid(2, 4, 6)  # 48 tokens; with text 53: ragged blocks
@@ -226,6 +227,33 @@ def test_text_may_differ_from_branch_to_branch():
         with pytest.raises(InputError, match=message):
             together.attend(0, 1, *whole, text_tokens=tokens)
     together.attend(1, 0, *whole, text_tokens=3)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_does_not_grow_with_lengths_of_text(name):
+    """A run for each length: lists, orders and plans of the last ones alone are kept."""
+    steps = {} if name == "liteattention" else {"search_steps": (0, 2)}
+    steps |= {"p": (0.9, 0.7)} if name == "gsrs" else {}
+    grid = TokenGrid(1, 4, 5)
+    session = make_session(name, steps=3, grid=grid, **steps, **OPTIONS)
+    kinds = (Planner, TokenOrder, torch.Tensor)
+    before = set(map(id, alive(*kinds)))
+
+    def kept():
+        made = [x for x in alive(*kinds) if id(x) not in before]
+        planners, orders, tensors = ([x for x in made if isinstance(x, k)] for k in kinds)
+        return len(planners), len(orders), sum(x.nbytes for x in tensors)
+
+    found = []
+    for text in range(40):
+        inputs = run_inputs(1, tokens=grid.tokens + text)
+        for step in range(3):
+            session.attend(step, 0, *inputs(step), text_tokens=text)
+        session.reset()
+        if text % 20 == 19:
+            found.append(kept())
+    assert max(max(count[:2]) for count in found) <= 16
+    assert found[1][2] < 2 * found[0][2]  # and the texts are longer
 
 
 def test_the_guard_leaves_short_launches_alone():

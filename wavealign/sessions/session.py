@@ -17,7 +17,7 @@ from wavealign._devices import on_device
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Sequences, mask_sizes
-from wavealign.attention.lanes import capturing
+from wavealign.attention.lanes import capturing, make_room
 from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
@@ -34,6 +34,8 @@ from wavealign.sim.power import REGIMES
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+_MOST_TEXTS = 16  # lengths of text whose token orders are remembered; the oldest goes
+
 
 class Session:
     """A method's run, called for every layer at every step.
@@ -44,7 +46,9 @@ class Session:
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
     bytes for the schedule, ``B·H·M·N / 8`` for each of the mask and the candidates, and ``4·B·H·L``
-    where the rule keeps a log-sum-exp.
+    where the rule keeps a log-sum-exp. It goes with `reset`. What runs have in common, lists that
+    plans are made in (``4·B·H·M·(N + 5)`` bytes) and the order of tokens (``16·L``), is kept for
+    the last 16 lengths of the sequence and of the text.
     """
 
     def __init__(
@@ -225,7 +229,9 @@ class Session:
             self._order_name, self._grid, text_tokens
         )
         order.check(L)
-        self._orders[text_tokens] = order
+        if text_tokens not in self._orders:
+            make_room(self._orders, _MOST_TEXTS)
+            self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
         sizes = sequences.fitted(mask_sizes((B * H, M, N), B, self._block, sequences.tokens))
         prepared = prepare(self._terms, sizes, q.device, self._regime, SEARCH_LOOK_FRAC)
