@@ -508,21 +508,50 @@ def test_a_run_belongs_to_one_thread_while_it_calls():
     assert len(problems) == len(expected)
 
 
-@pytest.mark.parametrize("make", [wan, ltx, hunyuan15])
+def turned_grid(make, inputs):
+    """The same call on a grid of as many tokens, height and width exchanged."""
+    if make is ltx:
+        return {**inputs, "height": inputs["width"], "width": inputs["height"]}
+    if make is ltx_by_coordinates:
+        return {**inputs, "video_coords": inputs["video_coords"][:, [0, 2, 1]]}
+    return {**inputs, "hidden_states": inputs["hidden_states"].transpose(3, 4)}
+
+
+def ltx_by_coordinates():
+    """LTX with the places of its tokens in place of a grid, as for conditions."""
+    model, inputs = ltx()
+    sizes = [inputs.pop(name) for name in ("num_frames", "height", "width")]
+    places = torch.cartesian_prod(*(torch.arange(float(n)) for n in sizes))
+    return model, {**inputs, "video_coords": places.T[None]}
+
+
+@pytest.mark.parametrize("make", [wan, ltx, ltx_by_coordinates, hunyuan, hunyuan15])
+def test_another_grid_in_mid_run_has_masks_of_its_own(make):
+    model, inputs = make()
+    other = turned_grid(make, inputs)
+    calls = [(inputs, 9), (other, 8), (inputs, 7), (other, 6), (inputs, 5)]
+    integration.enable(model, own_mask, mask_every=5, **OPTIONS)
+    outs = [forward(model, at(each, time)) for each, time in calls]
+    integration.disable(model)
+    for own in (inputs, other):  # each grid as if it had been alone
+        integration.enable(model, own_mask, mask_every=5, **OPTIONS)
+        for (each, time), out in zip(calls, outs, strict=True):
+            if each is own:
+                torch.testing.assert_close(forward(model, at(each, time)), out)
+        integration.disable(model)
+
+
+@pytest.mark.parametrize("make", [wan, ltx, ltx_by_coordinates, hunyuan, hunyuan15])
 def test_another_grid_in_mid_run_is_refused_and_a_new_run_follows_it(make):
     from wavealign.integrations import diffusers_sessions
 
     model, inputs = make()
-    turned = dict(inputs)  # as many tokens, height and width exchanged
-    if make is ltx:
-        turned.update(height=inputs["width"], width=inputs["height"])
-    else:
-        turned["hidden_states"] = inputs["hidden_states"].transpose(3, 4)
+    turned = turned_grid(make, inputs)
     dense = run_of(model, turned)
     diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
     forward(model, {**inputs, "timestep": torch.full_like(inputs["timestep"], 900)})
     later = {**turned, "timestep": torch.full_like(inputs["timestep"], 700)}
-    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with 3x"):
+    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with (3x|others)"):
         forward(model, later)
     diffusers_sessions.restart(model)
     for out, wanted in zip(run_of(model, turned), dense, strict=True):

@@ -118,7 +118,7 @@ class Capture:
         stack.callback(unwrap, module, watcher)
 
     def _begin_call(self, model: nn.Module, given: dict[str, Any]) -> None:
-        self._grid = latent_grid(model, given.get("hidden_states"))
+        self._grid = grid_of(model, given)
 
     def _enter(self, layer: int, *_: Any) -> None:
         steps, place = self.wanted.steps, self._progress.place
@@ -241,12 +241,26 @@ def _folder(folder: str | Path) -> Path:
     return path
 
 
-def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:
-    """The token grid, where latents come as ``[batch, channels, frames, height, width]``."""
-    patch = getattr(getattr(model, "config", None), "patch_size", None)
+def grid_of(model: nn.Module, given: dict[str, Any]) -> TokenGrid | None:
+    """The token grid of a call: as it says, or of latents ``[B, channels, frames, height, width]``.
+
+    Args:
+        model: a transformer.
+        given: the call's arguments.
+
+    Returns:
+        None where it isn't known, where coordinates say more, or frames of the past are in front.
+    """
+    if given.get("video_coords") is not None or "Framepack" in type(model).__name__:
+        return None
+    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
+    if all(isinstance(size, int) for size in sizes):
+        return TokenGrid(*sizes)  # type: ignore[arg-type]
+    latents, config = given.get("hidden_states"), getattr(model, "config", None)
+    patch = getattr(config, "patch_size", None)
     if not isinstance(latents, Tensor) or latents.ndim != 5 or patch is None:
         return None
     if isinstance(patch, int):
-        patch = (getattr(model.config, "patch_size_t", 1) or 1, patch, patch)
+        patch = (getattr(config, "patch_size_t", 1) or 1, patch, patch)
     frames, height, width = (n // p for n, p in zip(latents.shape[2:], patch, strict=True))
     return TokenGrid(frames, height, width)

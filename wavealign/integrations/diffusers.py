@@ -90,7 +90,7 @@ class _MaskSite(Site):
         for key, kept in list(lane.items()):
             if kept.run != place.run or place.step - kept.step >= self.mask_every:
                 del lane[key]
-        return lane.setdefault((place.branch, of), _Kept(place.run, place.step))
+        return lane.setdefault((place.branch, place.tokens, of), _Kept(place.run, place.step))
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -115,8 +115,8 @@ def enable(
             method makes, and 128x128 of a function.
         profile, policy, backend, reuse: see `Attention`.
         mask_every: steps that share a mask of a layer. More than one keeps masks for each layer,
-            ``B·H·M·N`` bytes for each branch of the guidance, and steps are told as `Progress`
-            says: timesteps must fall, and reading them and the text makes the host wait.
+            ``B·H·M·N`` bytes for each branch of the guidance and grid, and steps are told as
+            `Progress` says: timesteps must fall, and reading them and the text makes the host wait.
         min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from wavealign.errors import InputError
-from wavealign.integrations.capture import latent_grid
+from wavealign.integrations.capture import grid_of
 from wavealign.integrations.diffusers import put_sites, sites_of
 from wavealign.integrations.dispatch import Site
 from wavealign.integrations.padding import Lengths, Padding
@@ -33,6 +33,7 @@ class _Run:
     progress: Progress
     session: Session | None = None
     grid: TokenGrid | None = None
+    tokens: str = ""
 
     @property
     def branch(self) -> str:
@@ -41,16 +42,17 @@ class _Run:
 
     def begin_call(self, model: Any, given: dict[str, Any]) -> None:
         """Before the transformer runs: a run may begin."""
-        place, grid = self.progress.place, _grid_of(model, given)
+        place, grid = self.progress.place, grid_of(model, given)
         assert place is not None
         if place.step == place.call == 0:
             refuse_cache(model)
             self._begin_run(grid)
-        elif grid != self.grid:
+            self.tokens = place.tokens
+        elif place.tokens != self.tokens:
             raise InputError(
-                f"step {place.step} has tokens of {grid} and the run began with {self.grid}; its "
-                "masks are over those. Expected one size a run, or a new one: "
-                "restart(transformer)."
+                f"step {place.step} has tokens of {grid or 'other places'} and the run began with "
+                f"{self.grid or 'others'}; its masks are over those. Expected one size a run, or a "
+                "new one: restart(transformer)."
             )
         elif self.progress.interrupted:
             raise InputError(
@@ -64,14 +66,6 @@ class _Run:
             self.grid = grid
             self.session = make_session(self.name, grid=grid, **self.options)
         self.session.reset()
-
-
-def _grid_of(model: Any, given: dict[str, Any]) -> TokenGrid | None:
-    """The token grid that a transformer is called with."""
-    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
-    if all(isinstance(size, int) for size in sizes):
-        return TokenGrid(*sizes)  # type: ignore[arg-type]
-    return latent_grid(model, given.get("hidden_states"))
 
 
 @dataclass

@@ -18,7 +18,7 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from wavealign.errors import InputError
 Began = Callable[[nn.Module, dict[str, Any]], None]
 _ROUNDED = (torch.bfloat16, torch.float16)
 _TEXT = ("encoder_", "pooled_", "image_embeds")
+_SIZES = ("num_frames", "height", "width", "video_coords", "indices_")
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
 _ANEW = (
     "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
@@ -42,12 +43,17 @@ _beginning = ForkSafeLock()
 
 @dataclass(frozen=True)
 class Place:
-    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call."""
+    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call.
+
+    Attributes:
+        tokens: tells apart where tokens lie in the video; as many may lie in another grid.
+    """
 
     run: int
     step: int
     branch: int
     call: int
+    tokens: str = ""
 
 
 class Watch:
@@ -126,6 +132,8 @@ class Progress(Watch):
         rounded = isinstance(timestep, Tensor) and timestep.dtype in _ROUNDED
         early = self.place is None or self.place.step == 0 or value > self.timestep
         self._move(value, text, rounded, _digest(latents) if early else "")
+        assert self.place is not None
+        self.place = replace(self.place, tokens=_tokens(given))
 
     def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
         here, before = self.place, self.timestep
@@ -262,6 +270,13 @@ class ThreadProgress(Watch):
 def _captures(given: Any, named: Any) -> bool:
     tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
     return any(capturing(device) for device in {x.device for x in tensors})
+
+
+def _tokens(given: dict[str, Any]) -> str:
+    """What tells grids of tokens apart: sizes of latents, and what says sizes beside them."""
+    videos = [(n, x.shape[1:]) for n, x in given.items() if isinstance(x, Tensor) and x.ndim == 5]
+    beside = [(n, x) for n, x in given.items() if n.startswith(_SIZES)]
+    return _digest(sorted(videos), [part for pair in sorted(beside) for part in pair])
 
 
 def _digest(*values: Any) -> str:
