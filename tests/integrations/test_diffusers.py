@@ -7,6 +7,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -402,6 +403,31 @@ def test_padding_masks():
     assert padding.lengths(mask, 2, 2, 2).tokens == (2, 4)
     mask[1, 3] = False
     assert padding.lengths(mask, 2, 2, 2).tokens == (2, 3)  # the same tensor, changed
+
+
+REWRITES = {
+    "numpy": lambda buffer, mask, lengths: np.copyto(buffer, text_mask(lengths).numpy()),
+    "data": lambda buffer, mask, lengths: mask.data.copy_(text_mask(lengths)),
+    "dlpack": lambda buffer, mask, lengths: torch.from_dlpack(buffer).copy_(text_mask(lengths)),
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+@torch.no_grad()
+def test_a_padding_mask_rewritten_unseen_is_read_anew(rewrite):
+    """One tensor for every forward, which goes to the layers as it is."""
+    model, _ = hunyuan()
+    masks = Masks()
+    integration.enable(model, masks, **OPTIONS)
+    buffer = text_mask((4, 4)).numpy()
+    mask = torch.from_numpy(buffer)
+    for given in ((7, 2), (1, 9), (5, 5)):
+        REWRITES[rewrite](buffer, mask, given)
+        assert mask._version == 0
+        for block in (*model.transformer_blocks, *model.single_transformer_blocks):
+            block.attn(torch.randn(2, VIDEO, 20), torch.randn(2, TEXT, 20), mask)
+    layer = [[VIDEO + 7, VIDEO + 2], [VIDEO + 1, VIDEO + 9], [VIDEO + 5]]
+    assert masks.tokens == [tokens for forward in layer for tokens in forward * 2]
 
 
 @pytest.mark.parametrize(

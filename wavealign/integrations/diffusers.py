@@ -135,14 +135,15 @@ def enable(
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()
 
-    def site(_: int, processor: Any) -> Site:
+    def site(layer: int, processor: Any) -> Site:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
         return _MaskSite(
-            processor, min_tokens, padding, progress, attention, function, tell_text, mask_every
-        )
+            processor, min_tokens, padding, progress, layer, attention, function, tell_text,
+            mask_every,
+        )  # fmt: skip
 
     put_sites(transformer, site)
     if mask_every > 1:

@@ -70,10 +70,9 @@ class _Run:
 
 @dataclass
 class _SessionSite(Site):
-    """A session's: the layer's number, and its transformer's run."""
+    """A session's, with its transformer's run."""
 
     run: _Run
-    layer: int
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
@@ -129,7 +128,7 @@ def enable_session(
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
     run, padding = _Run(method, options, Progress(steps)), Padding()
     put_sites(
-        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, run, i)
+        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, i, run)
     )
     run.progress.watch(transformer, run.begin_call)
 

@@ -74,12 +74,14 @@ class Site:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
         padding, progress: shared by all sites.
+        layer: of the transformer, from 0.
     """
 
     original: Any
     min_tokens: int
     padding: Padding
     progress: Watch
+    layer: int
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
         """Attention of a call.
@@ -213,7 +215,8 @@ class SiteProcessor:
             for processor in (self, getattr(attn, "processor", None)):  # that one may wrap this
                 _refuse_parallel(getattr(processor, "_parallel_config", None))
             self.hold()
-            call = _Call(site, site.padding.lengths(attention_mask, batch, video, text))
+            lengths = site.padding.lengths(attention_mask, batch, video, text, site.layer)
+            call = _Call(site, lengths)
             if attention_mask is not None:
                 # HunyuanVideo 1.5 makes a mask of tokens x tokens of it in every layer, gigabytes
                 # that nothing reads now. On this device it is a shape without memory.
