@@ -650,6 +650,42 @@ def test_a_session_after_a_run_broken_off_is_as_new():
     assert diffusers_sessions.session_of(model).statistics.searched == 4
 
 
+@pytest.mark.parametrize("session", [False, True])
+def test_first_steps_of_one_rounded_timestep_need_a_restart(session):
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    model.to(torch.bfloat16)
+
+    def call(time):
+        given = {**inputs, "hidden_states": torch.randn_like(inputs["hidden_states"])}
+        given["timestep"] = torch.full((2,), time)
+        forward(model, {name: value.to(torch.bfloat16) for name, value in given.items()})
+
+    masks = Masks()
+    if session:
+        diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    else:
+        integration.enable(model, masks, mask_every=5, **OPTIONS)
+    call(1000.0)
+    with pytest.raises(
+        InputError, match=r"rounded to the first's timestep.*restart\(transformer\)"
+    ):
+        call(998.5)
+    for run in range(2):
+        integration.restart(model)
+        for time in (1000.0, 998.5, 996.0, 992.0, 988.0):
+            call(time)
+        if session:
+            found = diffusers_sessions.session_of(model).statistics
+            assert (found.full, found.searched, found.reused) == (2, 4, 4)
+        else:
+            assert masks.calls == 2 + 2 * (run + 1)  # one a layer and run
+    integration.disable(model)
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.restart(model)
+
+
 def test_a_session_counts_steps_of_one_rounded_timestep():
     from wavealign.integrations import diffusers_sessions
 

@@ -180,6 +180,20 @@ def disable(transformer: torch.nn.Module) -> None:
         module.processor = module.processor.remove()
 
 
+def restart(transformer: torch.nn.Module) -> None:
+    """Take the next call as the first of a run: under a session, or with ``mask_every``.
+
+    Needed after a run that was broken off, and before each whose first two timesteps are equal in
+    16 bits. Where threads have runs of their own it is this thread's.
+
+    Raises:
+        InputError: it isn't enabled.
+    """
+    for site in sites_of(transformer, Site):
+        return site.progress.restart()
+    raise InputError(f"this {type(transformer).__name__} isn't enabled.")
+
+
 def statistics(transformer: torch.nn.Module) -> Statistics:
     """What all sites of an enabled transformer have done, added up."""
     total = Statistics()

@@ -14,6 +14,7 @@ import torch
 from wavealign.errors import InputError
 from wavealign.integrations.capture import grid_of
 from wavealign.integrations.diffusers import put_sites, sites_of
+from wavealign.integrations.diffusers import restart as restart
 from wavealign.integrations.dispatch import Site
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Progress
@@ -160,19 +161,6 @@ def session_of(transformer: torch.nn.Module) -> Session:
     if run.session is None:
         raise InputError("the transformer wasn't called yet; its session begins with that.")
     return run.session
-
-
-def restart(transformer: torch.nn.Module) -> None:
-    """Take the next call as the first of a run.
-
-    Needed after a run that was broken off, and before each whose first two timesteps are equal in
-    16 bits.
-
-    Raises:
-        InputError: it runs no session.
-    """
-    progress = _run_of(transformer).progress
-    progress.place, progress.announced = None, True
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

@@ -34,10 +34,7 @@ _ROUNDED = (torch.bfloat16, torch.float16)
 _TEXT = ("encoder_", "pooled_", "image_embeds")
 _SIZES = ("num_frames", "height", "width", "video_coords", "indices_")
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
-_ANEW = (
-    "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
-    "another capture"
-)
+_ANEW = "a new run: restart(transformer), or another capture"
 _beginning = ForkSafeLock()
 
 
@@ -80,6 +77,10 @@ class Watch:
     @property
     def place(self) -> Place | None:
         """Of the call at hand; None before the first."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Take the next call as the first of a run, of this thread where each has runs."""
         raise NotImplementedError
 
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
@@ -134,6 +135,10 @@ class Progress(Watch):
         self._move(value, text, rounded, _digest(latents) if early else "")
         assert self.place is not None
         self.place = replace(self.place, tokens=_tokens(given))
+
+    def restart(self) -> None:
+        """See `Watch.restart`."""
+        self.place, self.announced = None, True
 
     def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
         here, before = self.place, self.timestep
@@ -252,6 +257,10 @@ class ThreadProgress(Watch):
     def place(self) -> Place | None:
         """Of this thread's call at hand; None before its first."""
         return self._here().place
+
+    def restart(self) -> None:
+        """See `Watch.restart`."""
+        self._here().restart()
 
     def _here(self) -> Progress:
         own: dict[str, Progress] = self._own.__dict__
