@@ -101,14 +101,38 @@ def test_records_masks(tmp_path, wan):
     assert found.meta["layer"] == "1"
 
 
+def test_a_mask_is_told_grid_and_text(tmp_path):
+    from tiny_transformers import TEXT, VIDEO, forward, hunyuan, ltx
+
+    p = params.Exact(mass=0.1, block=8)
+    for make, text in ((hunyuan, TEXT), (ltx, 0)):
+        model, given = make()
+        with capture_qk(model, tmp_path, Wanted([1], method="exact", params=p)) as capture:
+            forward(model, given)
+        mask = load_mask(capture.files[0]).mask
+        assert (mask.meta["grid"], mask.meta["text_tokens"]) == ("3x4x5", str(text))
+        assert mask.tokens_q == VIDEO + text
+        keep = mask.head(0).to_dense()
+        assert not keep[:, : VIDEO // 8].all()
+        assert keep[:, VIDEO // 8 :].all() == (text > 0)
+
+
 def test_bad_requests(tmp_path, wan):
     for wanted, text in (
         (Wanted([3]), "layers 0 to 2"),
         (Wanted([]), "layers 0 to 2"),
         (Wanted([0], heads=[2]), "heads 0 to 1"),
+        (Wanted([0], heads=[]), "heads 0 to 1"),
+        (Wanted([0], heads=[1.0]), "heads: 1.0; expected a whole number"),
+        (Wanted("0"), "layers: '0'; expected a sequence"),
+        (Wanted([0], steps=[-1]), r"steps \[-1\]; expected at least one, from 0"),
+        (Wanted([0], method="exakt"), "Did you mean 'exact'"),
+        (Wanted([0], method="radial"), "radial doesn't look at Q and K"),
+        (Wanted([0], method="exact", params=params.XAttention()), "takes Exact, not XAttention"),
+        (Wanted([0], params=params.Exact()), "params are those of a method"),
     ):
         with pytest.raises(InputError, match=text), capture_qk(wan, tmp_path, wanted):
-            denoise(wan)
+            pytest.fail("it began")
     for model, folder, text in (
         (wan, tmp_path / "none", "no such folder"),
         (torch.nn.Linear(1, 1), tmp_path, "no transformer blocks"),

@@ -217,6 +217,9 @@ def test_a_named_method_brings_its_block(method):
     torch.testing.assert_close(forward(model, inputs), dense)  # 60 tokens: one block
 
 
+BACKEND = {"profile": "h200", "backend": "reference"}
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -229,11 +232,41 @@ def test_a_named_method_brings_its_block(method):
         (full, {"block": 128}, r"block=128; expected two sizes"),
         (full, {"block": (16, 0)}, r"block=\(16, 0\); expected two sizes"),
         (full, {"block": (16.0, 8)}, "expected two sizes"),
+        (full, {"params": params.Exact()}, "params are those of a named method"),
+        (params.Exact(), {}, r"method=Exact\(.*; expected a name, or a function"),
+        (params.Exact, {}, "expected a name, or a function"),
+        (full, {"mask_every": 2.0}, "mask_every: 2.0; expected a whole number"),
+        (full, {"min_tokens": None}, "min_tokens: None; expected a whole number"),
+        (full, {"reuse": 3}, "reuse=3; expected a Reuse"),
+        (full, {"policy": None}, "policy: None; expected a name"),
+        (full, {"profile": 200}, "device profile: 200; expected a name"),
     ],
 )
 def test_what_enable_refuses(method, options, message):
     model, _ = wan()
     with pytest.raises(InputError, match=message):
-        integration.enable(model, method, profile="h200", backend="reference", **options)
+        integration.enable(model, method, **{**BACKEND, **options})
     assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__
     assert sys.modules[type(model).__module__].dispatch_attention_fn is ORIGINAL
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": "5"}, "steps: '5'; expected a whole number"),
+        ({"stepss": 5}, "unknown option 'stepss'. Did you mean 'steps'"),
+        ({"rule": None}, "unknown option 'rule'"),
+        ({"min_tokens": "3"}, "min_tokens: '3'"),
+        ({"check_finite": "no"}, "check_finite: 'no'; expected True or False"),
+        ({"reduced": 0}, "reduced: 0; expected True or False"),
+        ({"full_attention": 3}, "full_attention=3; expected a function"),
+        ({"seed": 1.5}, "seed: 1.5"),
+    ],
+)
+def test_what_enable_session_refuses(options, message):
+    from wavealign.integrations.diffusers_sessions import enable_session
+
+    model, _ = wan()
+    with pytest.raises(InputError, match=message):
+        enable_session(model, "gsrs", **{**BACKEND, **options})
+    assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__

@@ -447,6 +447,21 @@ def test_bad_settings(method, setting):
         parse_settings(METHODS[method].params, [setting])
 
 
+def test_values_of_another_kind():
+    for make, text in (
+        (lambda: params.XAttention(threshold="0.9"), "threshold: '0.9'; expected a number"),
+        (lambda: params.XAttention(stride=8.0), "stride: 8.0; expected a whole number"),
+        (lambda: params.Exact(causal="no"), "causal: 'no'; expected True or False"),
+        (lambda: params.SpargeAttn(block_q=None), "block_q: None; expected a whole number"),
+        (lambda: params.Window(tile=(6, 8)), "expected three sizes"),
+        (lambda: params.Radial(model=2), "model is '2'"),
+        (lambda: params.Radial(decay="1"), "decay: '1'; expected a number"),
+    ):
+        with pytest.raises(InputError, match=text):
+            make()
+    assert type(params.Exact(block=np.int64(64)).block) is int
+
+
 def test_settings():
     found = parse_settings(params.XAttention, ["threshold=0.95", "padded-keys=no", "stride=16"])
     assert found == params.XAttention(0.95, 16, padded_keys=False)

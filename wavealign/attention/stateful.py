@@ -151,10 +151,12 @@ class Attention:
             buffers: to share lists with others.
 
         Raises:
-            InputError: unknown names.
+            InputError: unknown names, or what is no `Reuse`.
         """
         if regime not in REGIMES:
             raise unknown_name("regime", regime, REGIMES)
+        if not isinstance(reuse, Reuse | None):
+            raise InputError(f"reuse={reuse!r}; expected a Reuse, e.g. Reuse(calls=10).")
         self._buffers = buffers or Buffers()
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()

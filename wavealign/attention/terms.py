@@ -14,6 +14,7 @@ from wavealign.gpu.registry import BACKEND_NAMES
 from wavealign.gpu.sizes import Sizes
 from wavealign.guard.decide import OBJECTIVES, Guard
 from wavealign.guard.model import CostModel
+from wavealign.numbers import whole_number
 from wavealign.planning.recipes import Recipe
 from wavealign.sim.devices import device_of_gpu, load_device
 
@@ -42,6 +43,11 @@ class Terms:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        profile = "" if self.device_profile is None else self.device_profile
+        for name, value in (("policy", self.policy), ("device profile", profile)):
+            if not isinstance(value, str):
+                raise InputError(f"{name}: {value!r}; expected a name.")
+        whole_number("seed", self.seed)
         if self.policy != "auto":
             Recipe.parse(self.policy)
         if self.backend not in (backends := ("auto", *BACKEND_NAMES)):

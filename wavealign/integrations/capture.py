@@ -24,7 +24,9 @@ from wavealign.errors import InputError
 from wavealign.integrations.dispatch import DISPATCH, Operation, unwrap, wrap
 from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
+from wavealign.methods.registry import find_method
 from wavealign.methods.settings import Params
+from wavealign.numbers import whole_numbers
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import TensorSource, save_qk
 
@@ -41,7 +43,7 @@ class Wanted:
         heads: which heads; None for all.
         steps: denoising steps of a run, counted from 0 (`Progress` tells them); None for all. Of
             several calls at one step (guidance) the first is recorded, of a batch its first item.
-        method: record this method's mask instead of Q and K.
+        method: record this method's mask instead of Q and K, one that looks at these.
         params: of the method.
     """
 
@@ -61,6 +63,10 @@ class Capture:
             are ``run1_step010_layer20.safetensors``.
         wanted: what to record.
         files: what was written.
+
+    Raises:
+        InputError: what is no number of a layer, head or step, an unknown method or one that
+            doesn't look at Q and K, or parameters of another.
     """
 
     folder: Path
@@ -71,6 +77,28 @@ class Capture:
     _grid: TokenGrid | None = None
     _model: str = ""
 
+    def __post_init__(self) -> None:
+        wanted = self.wanted
+        heads, steps = (
+            None if numbers is None else whole_numbers(name, numbers)
+            for name, numbers in (("heads", wanted.heads), ("steps", wanted.steps))
+        )
+        layers = whole_numbers("layers", wanted.layers)
+        self.wanted = replace(wanted, layers=layers, heads=heads, steps=steps)
+        if steps is not None and min(steps, default=-1) < 0:
+            raise InputError(f"steps {list(steps)}; expected at least one, from 0.")
+        if wanted.method is None:
+            if wanted.params is not None:
+                raise InputError("params are those of a method; give one.")
+            return
+        method = find_method(wanted.method)
+        method.settings(wanted.params)
+        if not method.needs_qk:
+            raise InputError(
+                f"{method.name} doesn't look at Q and K, so there is nothing to record; expected "
+                "make_mask, or `wavealign mask make`."
+            )
+
     def attach(self, transformer: nn.Module, stack: ExitStack) -> None:
         """Watch a transformer until the stack is closed.
 
@@ -79,15 +107,13 @@ class Capture:
         """
         attentions = self_attentions(transformer)
         self._model = type(transformer).__name__
-        wrong = [layer for layer in self.wanted.layers if not 0 <= layer < len(attentions)]
-        if wrong or not self.wanted.layers:
-            raise InputError(
-                f"layers {list(self.wanted.layers)}: {self._model} has layers 0 to "
-                f"{len(attentions) - 1}."
-            )
+        _within("layers", self.wanted.layers, len(attentions), self._model)
+        chosen = [attentions[layer] for layer in self.wanted.layers]
+        for layer, attention in zip(self.wanted.layers, chosen, strict=True):
+            if self.wanted.heads is not None and hasattr(attention, "heads"):
+                _within("heads", self.wanted.heads, attention.heads, f"layer {layer}")
         self._progress.watch(transformer, self._begin_call)
         stack.callback(self._progress.close)
-        chosen = [attentions[layer] for layer in self.wanted.layers]
         for layer, attention in zip(self.wanted.layers, chosen, strict=True):
             enter = functools.partial(self._enter, layer)
             stack.callback(attention.register_forward_pre_hook(enter).remove)
@@ -132,8 +158,7 @@ class Capture:
         """Write one layer at one step; tensors come as ``[batch, tokens, heads, head_dim]``."""
         available = query.shape[2]
         heads = list(self.wanted.heads if self.wanted.heads is not None else range(available))
-        if not heads or max(heads) >= available or min(heads) < 0:
-            raise InputError(f"heads {heads}: layer {layer} has heads 0 to {available - 1}.")
+        _within("heads", heads, available, f"layer {layer}")
         index = torch.tensor(heads, device=query.device)
         q, k = (x[0].detach().index_select(1, index).transpose(0, 1) for x in (query, key))
         place = self._progress.place
@@ -144,16 +169,22 @@ class Capture:
             "model": self._model, "layer": str(layer), "step": str(place.step),
             "run": str(place.run), "heads": ",".join(map(str, heads)),
         }  # fmt: skip
-        text = q.shape[1] - self._grid.tokens if self._grid is not None else 0
-        if self._grid is not None and text >= 0:
-            about.update(grid=str(self._grid), text_tokens=str(text))
+        grid, text = self._grid, 0
+        if grid is not None and grid.tokens <= q.shape[1]:
+            text = q.shape[1] - grid.tokens
+            about.update(grid=str(grid), text_tokens=str(text))
+        else:
+            grid = None
         if self.wanted.method is None:
             self.files.append(save_qk(self.folder / f"{name}.safetensors", q, k, about))
             return
         from wavealign.masks import save_mask
 
         source = TensorSource(q, k, name)
-        mask = make_mask(self.wanted.method, source, self.wanted.params, device=str(q.device))
+        mask = make_mask(
+            self.wanted.method, source, self.wanted.params, grid=grid, text_tokens=text,
+            device=str(q.device),
+        )  # fmt: skip
         path = self.folder / f"{name}.npz"
         save_mask(path, replace(mask, meta={**mask.meta, **about, "heads": heads}))
         self.files.append(path)
@@ -169,7 +200,7 @@ def capture_qk(transformer: nn.Module, folder: str | Path, wanted: Wanted) -> It
         wanted: what to record.
 
     Raises:
-        InputError: see `Capture.attach`; or the folder doesn't exist.
+        InputError: see `Capture` and `Capture.attach`; or the folder doesn't exist.
     """
     with ExitStack() as stack:
         capture = Capture(_folder(folder), wanted)
@@ -189,7 +220,7 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         wanted: what to record.
 
     Raises:
-        InputError: see `Capture.attach`; or the folder doesn't exist.
+        InputError: see `Capture` and `Capture.attach`; or the folder doesn't exist.
     """
     diffusers = require("diffusers", "diffusers", "wavealign capture")
     with ExitStack() as stack:
@@ -232,6 +263,11 @@ def self_attentions(transformer: nn.Module) -> list[Any]:
             "a diffusers video transformer such as WanTransformer3DModel."
         )
     return found
+
+
+def _within(name: str, numbers: Sequence[int], count: int, of: str) -> None:
+    if not numbers or max(numbers) >= count or min(numbers) < 0:
+        raise InputError(f"{name} {list(numbers)}: {of} has {name} 0 to {count - 1}.")
 
 
 def _folder(folder: str | Path) -> Path:

@@ -24,9 +24,16 @@ from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
 from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.dispatch import Site, SiteProcessor
-from wavealign.integrations.mask_functions import MaskFunction, block_of, named_method, takes_text
+from wavealign.integrations.mask_functions import (
+    MaskFunction,
+    block_of,
+    named_method,
+    own_function,
+    takes_text,
+)
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import ThreadProgress
+from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
@@ -128,9 +135,13 @@ def enable(
             f"{method} searches at some steps of a run and reuses in between: "
             "wavealign.integrations.diffusers_sessions.enable_session."
         )
-    if mask_every < 1:
+    if whole_number("mask_every", mask_every) < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
-    function = named_method(method, params) if isinstance(method, str) else method
+    function: MaskFunction
+    if isinstance(method, str):
+        function = named_method(method, params)
+    else:
+        function = own_function(method, params)
     block = block_of(method, params, block)
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()

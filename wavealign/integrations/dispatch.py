@@ -23,6 +23,7 @@ from wavealign._locks import ForkSafeLock
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Watch
+from wavealign.numbers import whole_number
 
 DISPATCH = "dispatch_attention_fn"
 _SLOT = "_wavealign"  # of a replaced operation: the original and the wrappers around it
@@ -82,6 +83,9 @@ class Site:
     padding: Padding
     progress: Watch
     layer: int
+
+    def __post_init__(self) -> None:
+        whole_number("min_tokens", self.min_tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
         """Attention of a call.

@@ -40,6 +40,20 @@ def named_method(name: str, params: Any = None) -> MaskFunction:
     return functools.partial(_masks, name, params)
 
 
+def own_function(function: Any, params: Any = None) -> MaskFunction:
+    """A caller's function, as it is.
+
+    Raises:
+        InputError: no function, or parameters beside it.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise InputError(f"method={function!r}; expected a name, or a function of q and k.")
+    if params is not None:
+        raise InputError("params are those of a named method; expected none with a function.")
+    found: MaskFunction = function
+    return found
+
+
 def block_of(
     method: str | MaskFunction, params: Any, block: tuple[int, int] | None
 ) -> tuple[int, int]:

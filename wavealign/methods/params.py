@@ -53,7 +53,7 @@ class XAttention(Params):
     causal: bool = False
     loose_first_chunk: bool = True
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("threshold")
         self._least(1, "stride", "block")
         self._one_of("top_p", TOP_P)
@@ -102,7 +102,7 @@ class SpargeAttn(Params):
     score_dtype: str = "input"
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("select", ("top-k", "cdf"))
         self._one_of("top_p", TOP_P)
         self._one_of("score_dtype", ("input", "float32"))
@@ -142,7 +142,7 @@ class FlexPrefill(Params):
     representative: str = "auto"
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("gamma")
         self._share("tau", zero=True)
         self._least(1, "min_budget", "block")
@@ -194,7 +194,7 @@ class MInference(Params):
     block: int = 64
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("pattern", ("vertical-slash", "a-shape", "block-sparse"))
         self._one_of("representative", REPRESENTATIVES)
         self._least(1, "verticals", "slashes", "queries", "n_local", "block")
@@ -224,7 +224,7 @@ class Exact(Params):
     block: int = 128
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("select", ("top-p", "top-k"))
         self._one_of("top_p", TOP_P)
         self._share("mass", "topk")
@@ -250,7 +250,7 @@ class Random(Params):
     block_q: int = 128
     block_kv: int = 128
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("density")
         self._least(1, "block_q", "block_kv")
         self._expect("spread", 0 <= self.spread <= 2, "0 to 2")
@@ -276,7 +276,7 @@ class Window(Params):
     dense_text: bool = True
     block: int = 128
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._least(1, "block")
         for name in ("tile", "window"):
             self._expect(name, min(getattr(self, name)) >= 1, "sizes of at least 1")
@@ -342,5 +342,8 @@ class Radial(Params):
         for name, value in vars(RADIAL_MODELS[self.model]).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    def _check(self) -> None:
         self._least(1, "block")
         self._factor("decay")

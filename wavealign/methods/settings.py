@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
+from wavealign.numbers import flag, number, whole_number, whole_numbers
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -17,6 +18,15 @@ _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 @dataclass(frozen=True)
 class Params:
     """Base of all parameters: validation, and the block size a method works in."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _of_kind(field.name, getattr(self, field.name), str(field.type))
+            object.__setattr__(self, field.name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise for values that mean nothing; they are of their kinds."""
 
     def block_size(self) -> tuple[int, int]:
         """Tokens per query block and per K/V block."""
@@ -45,6 +55,24 @@ class Params:
     def _one_of(self, name: str, valid: tuple[str, ...]) -> None:
         if getattr(self, name) not in valid:
             raise InputError(f"{name} is '{getattr(self, name)}'; expected {' or '.join(valid)}.")
+
+
+def _of_kind(name: str, value: Any, kind: str) -> Any:
+    """The value as the kind that is annotated, or an error."""
+    if kind == "bool":
+        return flag(name, value)
+    if kind == "int":
+        return whole_number(name, value)
+    if kind == "float":
+        return number(name, value)
+    if kind == "str":
+        if not isinstance(value, str):
+            raise InputError(f"{name}: {value!r}; expected a name.")
+        return value
+    sizes = whole_numbers(name, value)
+    if len(sizes) != 3:
+        raise InputError(f"{name}: {value!r}; expected three sizes.")
+    return sizes
 
 
 def parse_settings(params: type[Params], settings: Sequence[str]) -> Params:

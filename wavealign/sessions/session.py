@@ -21,7 +21,7 @@ from wavealign.attention.lanes import capturing, make_room
 from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
-from wavealign.numbers import block_size, whole_number, whole_numbers
+from wavealign.numbers import block_size, flag, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
 from wavealign.sessions.layer_state import LayerState, Signature, check_step, told
@@ -94,7 +94,9 @@ class Session:
         self._orders = {self._text_tokens: first}
         self._grid, self._order_name = grid, first.name
         self._terms = Terms(policy, profile, backend, objective, seed)
-        self._regime, self._check_finite = regime, check_finite
+        self._regime, self._check_finite = regime, flag("check_finite", check_finite)
+        if full_attention is not None and not callable(full_attention):
+            raise InputError(f"full_attention={full_attention!r}; expected a function of q, k, v.")
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners()
         self._states: dict[tuple[int, str], LayerState] = {}
