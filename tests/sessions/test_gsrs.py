@@ -1,5 +1,6 @@
 """Sessions over a run: GSRS, AdaSpa, LiteAttention, against slow float64 ones; what they refuse."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -490,6 +491,42 @@ def test_a_wrong_call_leaves_the_session_as_it_was():
     session.reset()
     assert session.statistics.searched == 0
     session.attend(0, 0, *(x[:, :40] for x in inputs(0)))  # another shape, too
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", SESSIONS)
+def test_nan_and_infinity_stay_seen(name, check):
+    """At every kind of step: NaN where attention to everything has it, or a refusal."""
+    own = {"threshold": -1.0, "warmup": 1} if name == "liteattention" else {"search_steps": (1, 3)}
+    own |= {"p": (0.6, 0.5)} if name == "gsrs" else {}
+    inputs, bad = run_inputs(2), itertools.product("qkv", (math.nan, math.inf, -math.inf))
+    for which, value in bad:
+        session = make_session(name, steps=5, check_finite=check, **own, **OPTIONS)
+        for step in range(5):
+            broken = dict(zip("qkv", (x.clone() for x in inputs(step)), strict=True))
+            broken[which][0, 29, 1, 3] = value
+            q, k, v = (x.transpose(1, 2) for x in broken.values())
+            dense = torch.softmax(q @ k.mT / 4, -1) @ v
+            beside = copy.copy(session)
+            beside._states, beside._tally = dict(session._states), copy.deepcopy(session._tally)
+            searches = session.rule.action(step) == "search"
+            if check and searches and which != "v" and value is math.nan:
+                with pytest.raises(InputError, match="NaN or infinity in the scores"):
+                    beside.attend(step, 0, *broken.values())
+            else:
+                with contextlib.suppress(InputError) if check else contextlib.nullcontext():
+                    out = beside.attend(step, 0, *broken.values()).transpose(1, 2)
+                    assert out[dense.isnan()].isnan().all(), (which, value, step)
+                    assert out[:, 0].isfinite().all()
+                    if which == "q":
+                        assert torch.equal(out.isnan(), dense.isnan())
+            if not check and step < 4 and searches and which != "v":
+                fine = inputs(step + 1)
+                q, k, v = (x.transpose(1, 2) for x in fine)
+                wanted = torch.softmax(q @ k.mT / 4, -1) @ v
+                after = beside.attend(step + 1, 0, *fine).transpose(1, 2)
+                torch.testing.assert_close(after, wanted)  # no block was known to matter less
+            session.attend(step, 0, *inputs(step))
 
 
 def test_lengths_and_backends_are_checked_at_the_first_step():

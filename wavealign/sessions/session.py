@@ -26,7 +26,7 @@ from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
 from wavealign.sessions.layer_state import LayerState, Signature, check_step, told
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
-from wavealign.sessions.rule import Found, Rule, StepCall
+from wavealign.sessions.rule import Found, Rule, StepCall, spread_nan
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
@@ -73,7 +73,8 @@ class Session:
             objective, regime: the guard's, see `wavealign.Attention`.
             seed: of the shuffled K/V orders.
             check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
-                a search, and learns the longest row; without it, lists are N long.
+                a search, and learns the longest row; without it, such a search keeps all blocks,
+                and lists are N long.
             full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
                 the fastest kernel at hand (`wavealign.attention.dense`).
 
@@ -187,11 +188,13 @@ class Session:
         elif action == "reuse":
             with watch.measure("reused", device):
                 out = self._by_plan(state, *map(state.order.forward, qkv))
-                out = state.order.back(out)
+                out = spread_nan(state.order.back(out), *qkv)
         else:
             with watch.measure("searched", device):
                 found = self._search(step, state, qkv)
                 out = state.order.back(found.out)
+                if state.memory.candidates is not None:
+                    out = spread_nan(out, *qkv)
             longest = self._look(found, step, layer, branch)
             bits, N = state.memory.candidates, state.prepared.sizes.N
             evaluated = 1.0 if bits is None else mask_from_packed(bits, N).mean(dtype=torch.float32)
@@ -258,7 +261,13 @@ class Session:
                 # chosen for a sparser one since may not.
                 schedule = self._planners.lists(candidates, state.prepared, state.first_policies)
         call = StepCall(step, q, k, v, self._block, state.order.text_tokens, schedule)
-        return self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
+        found = self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
+        if self._check_finite:  # else nothing looks: what can't be weighed is kept
+            return found
+        keep = found.keep | ~found.finite
+        first = found.memory.candidates is found.keep
+        memory = dataclasses.replace(found.memory, candidates=keep) if first else found.memory
+        return dataclasses.replace(found, keep=keep, memory=memory)
 
     def _look(self, found: Found, step: int, layer: int, branch: str) -> int | None:
         """The longest row, after a look at whether there are scores at all."""
