@@ -16,6 +16,8 @@ from tiny_transformers import forward, hunyuan, hunyuan15, ltx, wan  # noqa: E40
 from wavealign.errors import InputError  # noqa: E402
 from wavealign.integrations import diffusers as integration  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
+from wavealign.integrations.padding import Lengths  # noqa: E402
+from wavealign.integrations.progress import Place  # noqa: E402
 from wavealign.methods import METHODS, params  # noqa: E402
 
 OPTIONS = {"block": (16, 8), "profile": "h200", "backend": "reference", "policy": "lockstep"}
@@ -215,6 +217,29 @@ def test_a_named_method_brings_its_block(method):
     dense = forward(model, inputs)
     integration.enable(model, method, profile="h200", backend="reference")
     torch.testing.assert_close(forward(model, inputs), dense)  # 60 tokens: one block
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_a_kept_mask_hides_no_nan(which, kv_heads):
+    """The mask of an earlier step skips blocks; dense attention would meet every key."""
+    model, _ = wan()
+    p = params.Exact(mass=0.3, block=8)
+    integration.enable(model, "exact", params=p, mask_every=2, policy="lockstep", **BACKEND)
+    site = next(integration.sites_of(model, integration.Site))
+    for step in range(2):
+        site.progress._here().place = Place(0, step, 0, 0)
+        q, k, v = (3 * torch.randn(2, 60, n, 12) for n in (2, kv_heads, kv_heads))
+        if step:
+            (q, k, v)[which][1, 33, 0, 3] = float("nan")
+        out = site.attend(q, k, v, Lengths((60, 60), 60))
+    k, v = (x.repeat_interleave(2 // kv_heads, 2).transpose(1, 2) for x in (k, v))
+    dense = (torch.softmax(q.transpose(1, 2) @ k.mT / 12**0.5, -1) @ v).transpose(1, 2)
+    assert out[dense.isnan()].isnan().all()
+    assert dense[1].isnan().any()
+    assert out[0].isfinite().all()
+    if which == 0:
+        assert torch.equal(out.isnan(), dense.isnan())
 
 
 BACKEND = {"profile": "h200", "backend": "reference"}

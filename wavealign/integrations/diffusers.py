@@ -35,6 +35,7 @@ from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import ThreadProgress
 from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
+from wavealign.sessions.rule import spread_nan
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
 _MODELS = {  # class: module of its processors
@@ -66,6 +67,7 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
+    named: bool
     kept: Lanes[object, _Kept] = field(default_factory=Lanes)
 
     def attend(
@@ -84,7 +86,8 @@ class _MaskSite(Site):
             assert isinstance(made, torch.Tensor)
             if keeps and not known:
                 kept.masks.append(mask)  # otherwise not: a mask a layer would add up
-            return made
+            # A method keeps all of a head with NaN, and wasn't asked.
+            return spread_nan(made, q, k, v) if known and self.named else made
 
         return lengths.attend(q, k, v, one)
 
@@ -153,7 +156,7 @@ def enable(
         )  # fmt: skip
         return _MaskSite(
             processor, min_tokens, padding, progress, layer, attention, function, tell_text,
-            mask_every,
+            mask_every, isinstance(method, str),
         )  # fmt: skip
 
     put_sites(transformer, site)

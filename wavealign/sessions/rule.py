@@ -176,10 +176,12 @@ def spread_nan(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     infinity more rows than attention to everything would. The host doesn't wait.
 
     Args:
-        out, q, k, v: ``[B, L, H, D]``.
+        out, q: ``[B, L, H, D]``.
+        k, v: the same, or a divisor of the heads.
     """
     rows, keys, values = (
         0 * torch.linalg.vector_norm(x, torch.inf, dim)  # 0, or NaN
         for x, dim in ((q, (3,)), (k, (1, 3)), (v, (1, 3)))
     )
-    return out.add_((rows + (keys + values)[:, None])[..., None])
+    heads = (keys + values).repeat_interleave(q.shape[2] // k.shape[2], 1)
+    return out.add_((rows + heads[:, None])[..., None])
