@@ -315,8 +315,7 @@ class Radial(Params):
     with another model keeps the first one's values: make a new one instead.
 
     Attributes:
-        decay: factor of the window's width; None for the model's (wan 0.2, wan2.2 0.8, hunyuan
-            0.95, as upstream's scripts have it).
+        decay: of the window's width; None for the model's (wan 0.2, wan2.2 0.8, hunyuan 0.95).
         model: "wan" (Wan2.1), "wan2.2" or "hunyuan" (HunyuanVideo): upstream has no others.
         sink: frame 0 is read by every query; None for the model's (Wan yes, HunyuanVideo no).
         dense_tail: upstream's accident: a ragged last block of video is dense, row and column.
