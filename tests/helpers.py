@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -173,3 +174,9 @@ def write_lines(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(record.to_json() + "\n" for record in records))
     return path
+
+
+def alive(*kinds):
+    """The objects of these classes that somebody still refers to."""
+    gc.collect()
+    return [x for x in gc.get_objects() if issubclass(type(x), kinds)]

@@ -1,4 +1,4 @@
-"""Numbers, and what else a caller gives, checked: counts, shares, block sizes, truths, text."""
+"""Numbers, and what else a caller gives, checked: counts, shares, block sizes, flags, text."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ def share(name: str, value: float) -> float:
     return float(value)
 
 
+def flag(name: str, value: bool) -> bool:
+    """True or False.
+
+    Raises:
+        InputError: something else; "no" would count as true.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: {value!r}; expected True or False.")
+    return value
+
+
 def number(name: str, value: Any) -> float:
-    """A float, from any number; text is none.
+    """A float, from any number; text is none, nor is True.
 
     Raises:
         InputError: something else.
     """
     try:
-        if not isinstance(value, str):
+        if not isinstance(value, str | bool):
             return float(value)
     except (TypeError, ValueError):
         pass
     raise InputError(f"{name}: {value!r}; expected a number.")
-
-
-def truth(name: str, value: bool) -> bool:
-    """True or False themselves: "no" is as true as "yes".
-
-    Raises:
-        InputError: something else.
-    """
-    if not isinstance(value, bool):
-        raise InputError(f"{name}: {value!r}; expected True or False.")
-    return value
 
 
 def text(name: str, value: str) -> str:

@@ -106,9 +106,16 @@ def test_bad_requests(tmp_path, wan):
         (Wanted([3]), "layers 0 to 2"),
         (Wanted([]), "layers 0 to 2"),
         (Wanted([0], heads=[2]), "heads 0 to 1"),
+        (Wanted([0], heads=[]), "heads 0 to 1"),
+        (Wanted([0], heads=[1.0]), "heads: 1.0; expected a whole number"),
+        (Wanted("0"), "layers: '0'; expected a sequence"),
+        (Wanted([0], steps=[-1]), r"steps \[-1\]; expected at least one, from 0"),
+        (Wanted([0], method="exakt"), "Did you mean 'exact'"),
+        (Wanted([0], method="exact", params=params.XAttention()), "takes Exact, not XAttention"),
+        (Wanted([0], params=params.Exact()), "params are those of a method"),
     ):
         with pytest.raises(InputError, match=text), capture_qk(wan, tmp_path, wanted):
-            denoise(wan)
+            pytest.fail("it began")
     for model, folder, text in (
         (wan, tmp_path / "none", "no such folder"),
         (torch.nn.Linear(1, 1), tmp_path, "no transformer blocks"),
@@ -280,7 +287,9 @@ def test_methods_are_told_grid_and_text(tmp_path):
     text = params.Exact(mass=0.2, block=8)
     with capture_qk(model, tmp_path, Wanted([1], heads=[0], method="exact", params=text)):
         forward(model, inputs)
-    made = load_mask(tmp_path / "step000_layer01.npz").mask.head(0).to_dense()
+    mask = load_mask(tmp_path / "step000_layer01.npz").mask
+    assert (mask.meta["grid"], mask.meta["text_tokens"]) == ("3x4x5", "4")
+    made = mask.head(0).to_dense()
     assert made.shape == (8, 8)
     assert made[7].all()  # tokens 60 to 63 are text
     assert made[:, 7].all()
@@ -291,12 +300,3 @@ def test_methods_are_told_grid_and_text(tmp_path):
     made = load_mask(tmp_path / "step000_layer00.npz").mask
     wanted = make_mask("window", None, window, grid=TokenGrid(3, 4, 5), text_tokens=4)
     assert made.select_heads([0]).digest == wanted.digest
-
-
-def test_a_method_is_checked_before_the_model_runs(tmp_path, wan):
-    for wanted, text in (
-        (Wanted([0], method="xatention"), "Did you mean 'xattention'"),
-        (Wanted([0], method="exact", params=params.XAttention()), "takes Exact, not XAttention"),
-    ):
-        with pytest.raises(InputError, match=text), capture_qk(wan, tmp_path, wanted):
-            pytest.fail("it began")

@@ -7,12 +7,14 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 pytest.importorskip("diffusers")
 
+from helpers import alive  # noqa: E402
 from tiny_transformers import (  # noqa: E402
     TEXT,
     VIDEO,
@@ -215,6 +217,31 @@ def test_layers_share_buffers():
     assert planners[0] is planners[1]
 
 
+@pytest.mark.parametrize("mask_every", [None, 1, 3])
+def test_texts_of_many_lengths_do_not_add_up(mask_every):
+    """Requests with a text of another length each, under a session (None) and a mask method."""
+    from wavealign.integrations import diffusers_sessions
+    from wavealign.planning.planner import Planner
+
+    model, inputs = hunyuan((1,))
+    if mask_every is None:
+        diffusers_sessions.enable_session(model, "gsrs", p=(0.9, 0.7), **SESSION)
+    else:
+        integration.enable(model, Masks(), mask_every=mask_every, **OPTIONS)
+    before = set(map(id, alive(Planner)))
+    for length in range(1, 41):
+        inputs["encoder_hidden_states"] = torch.randn(1, length, 16)
+        inputs["encoder_attention_mask"] = text_mask((length,), length)
+        run_of(model, inputs)
+    assert 1 < len(set(map(id, alive(Planner))) - before) <= 16
+    if mask_every is None:
+        assert len(diffusers_sessions.session_of(model)._states) == 2
+        return
+    for site in integration.sites_of(model, integration.Site):
+        assert len(site.attention._lanes.values()) == 16
+        assert len(site.kept.values()) <= 1
+
+
 def own_mask(q, k):
     """A mask that depends on the request."""
     draw = torch.Generator().manual_seed(int(q.float().abs().sum() * 1000) % 99991)
@@ -378,6 +405,31 @@ def test_padding_masks():
     assert padding.lengths(mask, 2, 2, 2).tokens == (2, 3)  # the same tensor, changed
 
 
+REWRITES = {
+    "numpy": lambda buffer, mask, lengths: np.copyto(buffer, text_mask(lengths).numpy()),
+    "data": lambda buffer, mask, lengths: mask.data.copy_(text_mask(lengths)),
+    "dlpack": lambda buffer, mask, lengths: torch.from_dlpack(buffer).copy_(text_mask(lengths)),
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+@torch.no_grad()
+def test_a_padding_mask_rewritten_unseen_is_read_anew(rewrite):
+    """One tensor for every forward, which goes to the layers as it is."""
+    model, _ = hunyuan()
+    masks = Masks()
+    integration.enable(model, masks, **OPTIONS)
+    buffer = text_mask((4, 4)).numpy()
+    mask = torch.from_numpy(buffer)
+    for given in ((7, 2), (1, 9), (5, 5)):
+        REWRITES[rewrite](buffer, mask, given)
+        assert mask._version == 0
+        for block in (*model.transformer_blocks, *model.single_transformer_blocks):
+            block.attn(torch.randn(2, VIDEO, 20), torch.randn(2, TEXT, 20), mask)
+    layer = [[VIDEO + 7, VIDEO + 2], [VIDEO + 1, VIDEO + 9], [VIDEO + 5]]
+    assert masks.tokens == [tokens for forward in layer for tokens in forward * 2]
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
@@ -482,21 +534,50 @@ def test_a_run_belongs_to_one_thread_while_it_calls():
     assert len(problems) == len(expected)
 
 
-@pytest.mark.parametrize("make", [wan, ltx, hunyuan15])
+def turned_grid(make, inputs):
+    """The same call on a grid of as many tokens, height and width exchanged."""
+    if make is ltx:
+        return {**inputs, "height": inputs["width"], "width": inputs["height"]}
+    if make is ltx_by_coordinates:
+        return {**inputs, "video_coords": inputs["video_coords"][:, [0, 2, 1]]}
+    return {**inputs, "hidden_states": inputs["hidden_states"].transpose(3, 4)}
+
+
+def ltx_by_coordinates():
+    """LTX with the places of its tokens in place of a grid, as for conditions."""
+    model, inputs = ltx()
+    sizes = [inputs.pop(name) for name in ("num_frames", "height", "width")]
+    places = torch.cartesian_prod(*(torch.arange(float(n)) for n in sizes))
+    return model, {**inputs, "video_coords": places.T[None]}
+
+
+@pytest.mark.parametrize("make", [wan, ltx, ltx_by_coordinates, hunyuan, hunyuan15])
+def test_another_grid_in_mid_run_has_masks_of_its_own(make):
+    model, inputs = make()
+    other = turned_grid(make, inputs)
+    calls = [(inputs, 9), (other, 8), (inputs, 7), (other, 6), (inputs, 5)]
+    integration.enable(model, own_mask, mask_every=5, **OPTIONS)
+    outs = [forward(model, at(each, time)) for each, time in calls]
+    integration.disable(model)
+    for own in (inputs, other):  # each grid as if it had been alone
+        integration.enable(model, own_mask, mask_every=5, **OPTIONS)
+        for (each, time), out in zip(calls, outs, strict=True):
+            if each is own:
+                torch.testing.assert_close(forward(model, at(each, time)), out)
+        integration.disable(model)
+
+
+@pytest.mark.parametrize("make", [wan, ltx, ltx_by_coordinates, hunyuan, hunyuan15])
 def test_another_grid_in_mid_run_is_refused_and_a_new_run_follows_it(make):
     from wavealign.integrations import diffusers_sessions
 
     model, inputs = make()
-    turned = dict(inputs)  # as many tokens, height and width exchanged
-    if make is ltx:
-        turned.update(height=inputs["width"], width=inputs["height"])
-    else:
-        turned["hidden_states"] = inputs["hidden_states"].transpose(3, 4)
+    turned = turned_grid(make, inputs)
     dense = run_of(model, turned)
     diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
     forward(model, {**inputs, "timestep": torch.full_like(inputs["timestep"], 900)})
     later = {**turned, "timestep": torch.full_like(inputs["timestep"], 700)}
-    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with 3x"):
+    with pytest.raises(InputError, match=r"step 1 has tokens of .* the run began with (3x|others)"):
         forward(model, later)
     diffusers_sessions.restart(model)
     for out, wanted in zip(run_of(model, turned), dense, strict=True):
@@ -567,6 +648,42 @@ def test_a_session_after_a_run_broken_off_is_as_new():
     for out, fresh in zip(run_of(model, inputs), wanted, strict=True):
         assert torch.equal(out, fresh)
     assert diffusers_sessions.session_of(model).statistics.searched == 4
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_first_steps_of_one_rounded_timestep_need_a_restart(session):
+    from wavealign.integrations import diffusers_sessions
+
+    model, inputs = wan()
+    model.to(torch.bfloat16)
+
+    def call(time):
+        given = {**inputs, "hidden_states": torch.randn_like(inputs["hidden_states"])}
+        given["timestep"] = torch.full((2,), time)
+        forward(model, {name: value.to(torch.bfloat16) for name, value in given.items()})
+
+    masks = Masks()
+    if session:
+        diffusers_sessions.enable_session(model, "gsrs", p=(1.0, 1.0), **SESSION)
+    else:
+        integration.enable(model, masks, mask_every=5, **OPTIONS)
+    call(1000.0)
+    with pytest.raises(
+        InputError, match=r"rounded to the first's timestep.*restart\(transformer\)"
+    ):
+        call(998.5)
+    for run in range(2):
+        integration.restart(model)
+        for time in (1000.0, 998.5, 996.0, 992.0, 988.0):
+            call(time)
+        if session:
+            found = diffusers_sessions.session_of(model).statistics
+            assert (found.full, found.searched, found.reused) == (2, 4, 4)
+        else:
+            assert masks.calls == 2 + 2 * (run + 1)  # one a layer and run
+    integration.disable(model)
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.restart(model)
 
 
 def test_a_session_counts_steps_of_one_rounded_timestep():

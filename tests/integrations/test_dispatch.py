@@ -16,6 +16,8 @@ from tiny_transformers import forward, hunyuan, hunyuan15, ltx, wan  # noqa: E40
 from wavealign.errors import InputError  # noqa: E402
 from wavealign.integrations import diffusers as integration  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
+from wavealign.integrations.padding import Lengths  # noqa: E402
+from wavealign.integrations.progress import Place  # noqa: E402
 from wavealign.methods import METHODS, params  # noqa: E402
 
 CPU = {"profile": "h200", "backend": "reference"}
@@ -327,6 +329,29 @@ def test_a_named_method_brings_its_block(method):
     torch.testing.assert_close(forward(model, inputs), dense)  # 60 tokens: one block
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_a_kept_mask_hides_no_nan(which, kv_heads):
+    """The mask of an earlier step skips blocks; dense attention would meet every key."""
+    model, _ = wan()
+    p = params.Exact(mass=0.3, block=8)
+    integration.enable(model, "exact", params=p, mask_every=2, policy="lockstep", **CPU)
+    site = next(integration.sites_of(model, integration.Site))
+    for step in range(2):
+        site.progress._here().place = Place(0, step, 0, 0)
+        q, k, v = (3 * torch.randn(2, 60, n, 12) for n in (2, kv_heads, kv_heads))
+        if step:
+            (q, k, v)[which][1, 33, 0, 3] = float("nan")
+        out = site.attend(q, k, v, Lengths((60, 60), 60))
+    k, v = (x.repeat_interleave(2 // kv_heads, 2).transpose(1, 2) for x in (k, v))
+    dense = (torch.softmax(q.transpose(1, 2) @ k.mT / 12**0.5, -1) @ v).transpose(1, 2)
+    assert out[dense.isnan()].isnan().all()
+    assert dense[1].isnan().any()
+    assert out[0].isfinite().all()
+    if which == 0:
+        assert torch.equal(out.isnan(), dense.isnan())
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -340,15 +365,17 @@ def test_a_named_method_brings_its_block(method):
         (full, {"block": (16, 0)}, r"block=\(16, 0\); expected two sizes"),
         (full, {"block": (16.0, 8)}, "expected two sizes"),
         (full, {"block": (True, 8)}, "expected two sizes"),
-        (full, {"params": params.Exact()}, "beside a function"),
-        (full, {"mask_every": 1.5}, r"mask_every: 1\.5; expected a whole number"),
+        (full, {"params": params.Exact()}, "params are those of a named method"),
+        (params.Exact(), {}, r"method is Exact\(.*; expected a name, or a function"),
+        (params.Exact, {}, "method is <class .*; expected a name, or a function"),
+        (full, {"mask_every": 2.0}, r"mask_every: 2\.0; expected a whole number"),
         (full, {"mask_every": "2"}, "mask_every: '2'"),
         (full, {"min_tokens": None}, "min_tokens: None"),
         (full, {"reuse": 5}, "reuse=5; expected a wavealign.Reuse"),
         (full, {"policy": None}, "policy: None; expected text"),
         (full, {"profile": 3}, "unknown device '3'"),
-        (None, {}, "method is NoneType; expected a method's name"),
-        (torch.ones(2, 4, 8), {}, "method is Tensor"),
+        (None, {}, "method is None; expected a name"),
+        (torch.ones(2, 4, 8), {}, "method is tensor"),
         (lambda q: q, {}, "can't be called with Q and K .*too many"),
         (lambda q, k, v: q, {}, "can't be called with Q and K .*'v'"),
     ],
@@ -359,3 +386,25 @@ def test_what_enable_refuses(method, options, message):
         integration.enable(model, method, **{**CPU, **options})
     assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__
     assert sys.modules[type(model).__module__].dispatch_attention_fn is ORIGINAL
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": "5"}, "steps: '5'; expected a whole number"),
+        ({"stepss": 5}, "unknown option 'stepss'. Did you mean 'steps'"),
+        ({"rule": None}, "unknown option 'rule'"),
+        ({"min_tokens": "3"}, "min_tokens: '3'"),
+        ({"check_finite": "no"}, "check_finite: 'no'; expected True or False"),
+        ({"reduced": 0}, "reduced: 0; expected True or False"),
+        ({"full_attention": 3}, "full_attention=3; expected a function"),
+        ({"seed": 1.5}, "seed: 1.5"),
+    ],
+)
+def test_what_enable_session_refuses(options, message):
+    from wavealign.integrations.diffusers_sessions import enable_session
+
+    model, _ = wan()
+    with pytest.raises(InputError, match=message):
+        enable_session(model, "gsrs", **{**CPU, **options})
+    assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__

@@ -227,13 +227,13 @@ def test_a_first_call_is_one_threads_too(monkeypatch):
         model(torch.ones(1), torch.tensor([9]), A)
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "_digest", slow)
+        patch.setattr(progress, "digest_text", slow)
         thread = threading.Thread(target=call)
         thread.start()
         inside.wait(10)
         with pytest.raises(InputError, match="another thread's call"):
             call()
-        watched.announce()  # says that it was broken off
+        watched.restart()  # says that it was broken off
         go_on.set()
         thread.join()
     call()

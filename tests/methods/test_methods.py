@@ -472,6 +472,7 @@ def test_a_gpu_makes_the_same_masks(name):
     ("method", "given", "message"),
     [
         (params.XAttention, {"threshold": "0.9"}, "threshold: '0.9'; expected a number"),
+        (params.XAttention, {"threshold": True}, "threshold: True; expected a number"),
         (params.XAttention, {"block": 128.5}, r"block: 128\.5; expected a whole number"),
         (params.XAttention, {"causal": "no"}, "causal: 'no'; expected True or False"),
         (params.SpargeAttn, {"block_q": 64.0}, "expected a whole number"),
@@ -484,6 +485,7 @@ def test_a_gpu_makes_the_same_masks(name):
         (params.Window, {"window": (3, 3.5, 3)}, r"window: 3\.5; expected a whole number"),
         (params.Window, {"tile": 6}, "expected a sequence"),
         (params.Radial, {"decay": "x"}, "decay: 'x'; expected a number"),
+        (params.Radial, {"model": 2}, "model is '2'"),
         (params.Radial, {"sink": 1}, "expected True or False"),
     ],
 )

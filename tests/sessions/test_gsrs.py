@@ -1,5 +1,6 @@
 """Sessions over a run: GSRS, AdaSpa, LiteAttention, against slow float64 ones; what they refuse."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
-from helpers import nothing_waits  # noqa: E402
+from helpers import alive, nothing_waits  # noqa: E402
 
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
 from wavealign.gpu.importance.attend import attend_with_importance  # noqa: E402
@@ -37,6 +38,7 @@ from wavealign.sessions import (  # noqa: E402
 )
 from wavealign.sessions.plans import own_copy, pack  # noqa: E402
 from wavealign.sessions.rule import Memory  # noqa: E402
+from wavealign.sessions.tokens import TokenOrder  # noqa: E402
 
 BLOCK = (8, 6)
 GRID = TokenGrid(2, 4, 6)  # 48 tokens; with text 53: ragged blocks
@@ -226,6 +228,33 @@ def test_text_may_differ_from_branch_to_branch():
         with pytest.raises(InputError, match=message):
             together.attend(0, 1, *whole, text_tokens=tokens)
     together.attend(1, 0, *whole, text_tokens=3)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_does_not_grow_with_lengths_of_text(name):
+    """A run for each length: lists, orders and plans of the last ones alone are kept."""
+    steps = {} if name == "liteattention" else {"search_steps": (0, 2)}
+    steps |= {"p": (0.9, 0.7)} if name == "gsrs" else {}
+    grid = TokenGrid(1, 4, 5)
+    session = make_session(name, steps=3, grid=grid, **steps, **OPTIONS)
+    kinds = (Planner, TokenOrder, torch.Tensor)
+    before = set(map(id, alive(*kinds)))
+
+    def kept():
+        made = [x for x in alive(*kinds) if id(x) not in before]
+        planners, orders, tensors = ([x for x in made if isinstance(x, k)] for k in kinds)
+        return len(planners), len(orders), sum(x.nbytes for x in tensors)
+
+    found = []
+    for text in range(40):
+        inputs = run_inputs(1, tokens=grid.tokens + text)
+        for step in range(3):
+            session.attend(step, 0, *inputs(step), text_tokens=text)
+        session.reset()
+        if text % 20 == 19:
+            found.append(kept())
+    assert max(max(count[:2]) for count in found) <= 16
+    assert found[1][2] < 2 * found[0][2]  # and the texts are longer
 
 
 def test_the_guard_leaves_short_launches_alone():
@@ -462,6 +491,42 @@ def test_a_wrong_call_leaves_the_session_as_it_was():
     session.reset()
     assert session.statistics.searched == 0
     session.attend(0, 0, *(x[:, :40] for x in inputs(0)))  # another shape, too
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", SESSIONS)
+def test_nan_and_infinity_stay_seen(name, check):
+    """At every kind of step: NaN where attention to everything has it, or a refusal."""
+    own = {"threshold": -1.0, "warmup": 1} if name == "liteattention" else {"search_steps": (1, 3)}
+    own |= {"p": (0.6, 0.5)} if name == "gsrs" else {}
+    inputs, bad = run_inputs(2), itertools.product("qkv", (math.nan, math.inf, -math.inf))
+    for which, value in bad:
+        session = make_session(name, steps=5, check_finite=check, **own, **OPTIONS)
+        for step in range(5):
+            broken = dict(zip("qkv", (x.clone() for x in inputs(step)), strict=True))
+            broken[which][0, 29, 1, 3] = value
+            q, k, v = (x.transpose(1, 2) for x in broken.values())
+            dense = torch.softmax(q @ k.mT / 4, -1) @ v
+            beside = copy.copy(session)
+            beside._states, beside._tally = dict(session._states), copy.deepcopy(session._tally)
+            searches = session.rule.action(step) == "search"
+            if check and searches and which != "v" and value is math.nan:
+                with pytest.raises(InputError, match="NaN or infinity in the scores"):
+                    beside.attend(step, 0, *broken.values())
+            else:
+                with contextlib.suppress(InputError) if check else contextlib.nullcontext():
+                    out = beside.attend(step, 0, *broken.values()).transpose(1, 2)
+                    assert out[dense.isnan()].isnan().all(), (which, value, step)
+                    assert out[:, 0].isfinite().all()
+                    if which == "q":
+                        assert torch.equal(out.isnan(), dense.isnan())
+            if not check and step < 4 and searches and which != "v":
+                fine = inputs(step + 1)
+                q, k, v = (x.transpose(1, 2) for x in fine)
+                wanted = torch.softmax(q @ k.mT / 4, -1) @ v
+                after = beside.attend(step + 1, 0, *fine).transpose(1, 2)
+                torch.testing.assert_close(after, wanted)  # no block was known to matter less
+            session.attend(step, 0, *inputs(step))
 
 
 def test_lengths_and_backends_are_checked_at_the_first_step():

@@ -155,7 +155,7 @@ class Attention:
             buffers: to share lists with others.
 
         Raises:
-            InputError: unknown names.
+            InputError: unknown names, or what is no `Reuse`.
         """
         if regime not in REGIMES:
             raise unknown_name("regime", regime, REGIMES)

@@ -29,6 +29,7 @@ from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
 from wavealign.methods.registry import find_method
 from wavealign.methods.settings import Params
+from wavealign.numbers import whole_numbers
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import TensorSource, save_qk
 
@@ -99,6 +100,10 @@ class Capture:
             are ``run1_step010_layer20.safetensors``.
         wanted: what to record.
         files: what was written.
+
+    Raises:
+        InputError: what is no number of a layer, head or step, an unknown method, or parameters
+            of another.
     """
 
     folder: Path
@@ -109,6 +114,22 @@ class Capture:
     _grid: TokenGrid | None = None
     _model: str = ""
 
+    def __post_init__(self) -> None:
+        wanted = self.wanted
+        heads, steps = (
+            None if numbers is None else whole_numbers(name, numbers)
+            for name, numbers in (("heads", wanted.heads), ("steps", wanted.steps))
+        )
+        layers = whole_numbers("layers", wanted.layers)
+        self.wanted = replace(wanted, layers=layers, heads=heads, steps=steps)
+        if steps is not None and min(steps, default=-1) < 0:
+            raise InputError(f"steps {list(steps)}; expected at least one, from 0.")
+        if wanted.method is None:
+            if wanted.params is not None:
+                raise InputError("params are those of a method; give one.")
+            return
+        find_method(wanted.method).settings(wanted.params)
+
     def attach(self, transformer: nn.Module, stack: ExitStack) -> None:
         """Watch a transformer until the stack is closed.
 
@@ -117,17 +138,13 @@ class Capture:
         """
         attentions = self_attentions(transformer)
         self._model = type(transformer).__name__
-        wrong = [layer for layer in self.wanted.layers if not 0 <= layer < len(attentions)]
-        if self.wanted.method is not None:
-            find_method(self.wanted.method).settings(self.wanted.params)
-        if wrong or not self.wanted.layers:
-            raise InputError(
-                f"layers {list(self.wanted.layers)}: {self._model} has layers 0 to "
-                f"{len(attentions) - 1}."
-            )
+        _within("layers", self.wanted.layers, len(attentions), self._model)
+        chosen = [attentions[layer] for layer in self.wanted.layers]
+        for layer, attention in zip(self.wanted.layers, chosen, strict=True):
+            if self.wanted.heads is not None and hasattr(attention, "heads"):
+                _within("heads", self.wanted.heads, attention.heads, f"layer {layer}")
         self._progress.watch(transformer, self._begin_call)
         stack.callback(self._progress.close)
-        chosen = [attentions[layer] for layer in self.wanted.layers]
         for layer, attention in zip(self.wanted.layers, chosen, strict=True):
             enter = functools.partial(self._enter, layer)
             stack.callback(attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
@@ -174,8 +191,7 @@ class Capture:
         """Write one layer at one step; tensors come as ``[batch, tokens, heads, head_dim]``."""
         layer, available = attends.layer, query.shape[2]
         heads = list(self.wanted.heads if self.wanted.heads is not None else range(available))
-        if not heads or max(heads) >= available or min(heads) < 0:
-            raise InputError(f"heads {heads}: layer {layer} has heads 0 to {available - 1}.")
+        _within("heads", heads, available, f"layer {layer}")
         index = torch.tensor(heads, device=query.device)
         q, k = (
             x[0, : attends.tokens].detach().index_select(1, index).transpose(0, 1)
@@ -221,7 +237,7 @@ def capture_qk(transformer: nn.Module, folder: str | Path, wanted: Wanted) -> It
         wanted: what to record.
 
     Raises:
-        InputError: see `Capture.attach`; or the folder doesn't exist.
+        InputError: see `Capture` and `Capture.attach`; or the folder doesn't exist.
     """
     with ExitStack() as stack:
         capture = Capture(_folder(folder), wanted)
@@ -241,7 +257,7 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         wanted: what to record.
 
     Raises:
-        InputError: see `Capture.attach`; or the folder doesn't exist.
+        InputError: see `Capture` and `Capture.attach`; or the folder doesn't exist.
     """
     diffusers = require("diffusers", "diffusers", "wavealign capture")
     with ExitStack() as stack:
@@ -265,6 +281,11 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         diffusers.ModelMixin.__call__ = call
         stack.callback(delattr, diffusers.ModelMixin, "__call__")
         yield capture
+
+
+def _within(name: str, numbers: Sequence[int], count: int, of: str) -> None:
+    if not numbers or max(numbers) >= count or min(numbers) < 0:
+        raise InputError(f"{name} {list(numbers)}: {of} has {name} 0 to {count - 1}.")
 
 
 def _folder(folder: str | Path) -> Path:

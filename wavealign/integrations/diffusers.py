@@ -35,6 +35,7 @@ from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Place, ThreadProgress
 from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
+from wavealign.sessions.rule import spread_nan
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
 _PLACED = "_wavealign"  # of a transformer: the processors that stand before its own
@@ -44,7 +45,7 @@ S = TypeVar("S", bound=Site)
 
 @dataclass
 class _Kept:
-    """Masks of a layer and branch that steps share: those of each part of the batch."""
+    """Masks of a layer, branch and grid that steps share: those of each part of the batch."""
 
     made: Place
     used: Place | None = None
@@ -59,6 +60,7 @@ class _MaskSite(Site):
     mask_function: Callable[..., torch.Tensor]
     tell_text: bool
     mask_every: int
+    named: bool
     kept: Lanes[object, _Kept] = field(default_factory=Lanes)
 
     def attend(
@@ -77,12 +79,13 @@ class _MaskSite(Site):
             assert isinstance(made, torch.Tensor)
             if keeps and not known:
                 masks.append(mask)  # otherwise not: a mask a layer would add up
-            return made
+            # A method keeps all of a head with NaN, and wasn't asked.
+            return spread_nan(made, q, k, v) if known and self.named else made
 
         return lengths.attend(q, k, v, one)
 
     def _kept(self, device: torch.device, *of: object) -> list[torch.Tensor]:
-        """What this run's last steps kept for the branch and these sizes; nothing else stays."""
+        """What this run's last steps kept for branch, grid and these sizes; nothing else stays."""
         place = self.progress.place
         if place is None:
             raise InputError("an attention layer was called outside its transformer.")
@@ -90,7 +93,7 @@ class _MaskSite(Site):
         for key, kept in list(lane.items()):
             if kept.made.run != place.run or place.step - kept.made.step >= self.mask_every:
                 del lane[key]
-        kept = lane.setdefault((place.branch, of), _Kept(place))
+        kept = lane.setdefault((place.branch, place.tokens, of), _Kept(place))
         if kept.used is place:
             raise InputError(
                 "a layer attends twice in one call of the transformer, and mask_every keeps one "
@@ -122,8 +125,8 @@ def enable(
             method makes, and 128x128 of a function.
         profile, policy, backend, reuse: see `Attention`.
         mask_every: steps that share a mask of a layer. More than one keeps masks for each layer,
-            ``B·H·M·N`` bytes for each branch of the guidance, and steps are told as `Progress`
-            says: timesteps must fall, and reading them and the text makes the host wait.
+            ``B·H·M·N`` bytes for each branch of the guidance and grid, and steps are told as
+            `Progress` says: timesteps must fall, and reading them and the text makes the host wait.
         min_tokens: shorter sequences, padding included, go to the model's own attention.
 
     Raises:
@@ -145,14 +148,15 @@ def enable(
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()
 
-    def site(_: int, processor: Any) -> Site:
+    def site(layer: int, processor: Any) -> Site:
         attention = Attention(
             profile, reuse, policy=policy, backend=backend, layout="bshd", block=block,
             buffers=buffers,
         )  # fmt: skip
         return _MaskSite(
-            processor, min_tokens, padding, progress, attention, function, tell_text, mask_every
-        )
+            processor, min_tokens, padding, progress, layer, attention, function, tell_text,
+            mask_every, isinstance(method, str),
+        )  # fmt: skip
 
     put_sites(transformer, site)
     if mask_every > 1:
@@ -194,6 +198,20 @@ def disable(transformer: torch.nn.Module) -> None:
         if module.processor in placed:
             module.processor = module.processor.original
     delattr(transformer, _PLACED)
+
+
+def restart(transformer: torch.nn.Module) -> None:
+    """Take the next call as the first of a run: under a session, or with ``mask_every``.
+
+    Needed after a run that was broken off, and before each whose first two timesteps are equal in
+    16 bits. Where threads have runs of their own it is this thread's.
+
+    Raises:
+        InputError: it isn't enabled.
+    """
+    for site in sites_of(transformer, Site):
+        return site.progress.restart()
+    raise InputError(f"this {type(transformer).__name__} isn't enabled.")
 
 
 def statistics(transformer: torch.nn.Module) -> Statistics:

@@ -13,6 +13,7 @@ import torch
 
 from wavealign.errors import InputError
 from wavealign.integrations.diffusers import put_sites, sites_of
+from wavealign.integrations.diffusers import restart as restart
 from wavealign.integrations.dispatch import Site
 from wavealign.integrations.models import token_grid
 from wavealign.integrations.padding import Lengths, Padding
@@ -33,6 +34,7 @@ class _Run:
     progress: Progress
     session: Session | None = None
     grid: TokenGrid | None = None
+    tokens: str = ""
 
     @property
     def branch(self) -> str:
@@ -46,11 +48,12 @@ class _Run:
         if place.step == place.call == 0:
             refuse_cache(model)
             self._begin_run(grid)
-        elif grid != self.grid:
+            self.tokens = place.tokens
+        elif place.tokens != self.tokens:
             raise InputError(
-                f"step {place.step} has tokens of {grid} and the run began with {self.grid}; its "
-                "masks are over those. Expected one size a run, or a new one: "
-                "restart(transformer)."
+                f"step {place.step} has tokens of {grid or 'other places'} and the run began with "
+                f"{self.grid or 'others'}; its masks are over those. Expected one size a run, or a "
+                "new one: restart(transformer)."
             )
         elif self.progress.interrupted:
             raise InputError(
@@ -68,10 +71,9 @@ class _Run:
 
 @dataclass
 class _SessionSite(Site):
-    """A session's: the layer's number, and its transformer's run."""
+    """A session's, with its transformer's run."""
 
     run: _Run
-    layer: int
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
@@ -127,7 +129,7 @@ def enable_session(
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
     run, padding = _Run(method, options, Progress(steps)), Padding()
     put_sites(
-        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, run, i)
+        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, i, run)
     )
     run.progress.watch(transformer, run.begin_call)
 
@@ -159,18 +161,6 @@ def session_of(transformer: torch.nn.Module) -> Session:
     if run.session is None:
         raise InputError("the transformer wasn't called yet; its session begins with that.")
     return run.session
-
-
-def restart(transformer: torch.nn.Module) -> None:
-    """Take the next call as the first of a run.
-
-    Needed after a run that was broken off, and before each whose first two timesteps are equal in
-    16 bits.
-
-    Raises:
-        InputError: it runs no session.
-    """
-    _run_of(transformer).progress.announce()
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

@@ -77,6 +77,7 @@ class Site:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
         padding, progress: shared by all sites.
+        layer: of the transformer, from 0.
 
     Raises:
         InputError: `min_tokens` is no whole number.
@@ -86,6 +87,7 @@ class Site:
     min_tokens: int
     padding: Padding
     progress: Watch
+    layer: int
 
     def __post_init__(self) -> None:
         whole_number("min_tokens", self.min_tokens)
@@ -242,7 +244,8 @@ class SiteProcessor:
             for processor in (self, getattr(attn, "processor", None)):  # that one may wrap this
                 _refuse_parallel(getattr(processor, "_parallel_config", None))
             self.hold()
-            call = _Call(site, site.padding.lengths(attention_mask, batch, video, text))
+            lengths = site.padding.lengths(attention_mask, batch, video, text, site.layer)
+            call = _Call(site, lengths)
             if attention_mask is not None:
                 # HunyuanVideo 1.5 makes a mask of tokens x tokens of it in every layer, gigabytes
                 # that nothing reads now. On this device it is a shape without memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,13 +32,12 @@ def checked_function(method: MaskFunction, params: Any = None) -> MaskFunction:
     Raises:
         InputError: what can't be called with Q and K, or parameters beside it.
     """
-    if not callable(method):
+    if not callable(method) or isinstance(method, type):
         raise InputError(
-            f"method is {type(method).__name__}; expected a method's name, or a function of Q and "
-            "K that returns a mask."
+            f"method is {reprlib.repr(method)}; expected a name, or a function of Q and K."
         )
     if params is not None:
-        raise InputError(f"params={params} beside a function, which has its own; leave it out.")
+        raise InputError("params are those of a named method; expected none with a function.")
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # a builtin has none

@@ -50,16 +50,18 @@ def token_grid(model: nn.Module, given: Mapping[str, Any]) -> TokenGrid | None:
         given: its arguments: the sizes, or latents ``[batch, channels, frames, height, width]``.
 
     Returns:
-        None where neither says it.
+        None where neither says it, coordinates say more, or frames of the past are in front.
     """
+    if given.get("video_coords") is not None or "Framepack" in type(model).__name__:
+        return None
     sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     if all(isinstance(size, int) for size in sizes):
         return TokenGrid(*sizes)  # type: ignore[arg-type]
-    latents, patch = given.get("hidden_states"), getattr(model, "config", None)
-    patch = getattr(patch, "patch_size", None)
+    latents, config = given.get("hidden_states"), getattr(model, "config", None)
+    patch = getattr(config, "patch_size", None)
     if not isinstance(latents, Tensor) or latents.ndim != 5 or patch is None:
         return None
     if isinstance(patch, int):
-        patch = (getattr(model.config, "patch_size_t", 1) or 1, patch, patch)
+        patch = (getattr(config, "patch_size_t", 1) or 1, patch, patch)
     frames, height, width = (n // p for n, p in zip(latents.shape[2:], patch, strict=True))
     return TokenGrid(frames, height, width)

@@ -58,18 +58,22 @@ class Lengths:
 
 
 class Padding:
-    """The lengths that a model's padding masks say; the last mask's are kept for other layers."""
+    """The lengths that a model's padding masks say; those of a forward's first layer are kept.
+
+    Not for longer: a mask's memory may have been rewritten since, and torch doesn't see every way.
+    """
 
     def __init__(self) -> None:
         # Replaced as a whole, so that no thread finds another's counts beside its own mask.
-        self._read_last: tuple[torch.Tensor | None, int, tuple[int, ...]] = (None, 0, ())
+        self._read_last: tuple[torch.Tensor | None, int, int, tuple[int, ...]] = (None, 0, 0, ())
 
     def __reduce__(self) -> tuple[type[Padding], tuple[()]]:
         return Padding, ()  # a copy has read nothing yet
 
     def lengths(
-        self, mask: torch.Tensor | None, batch: int, video_tokens: int, text_tokens: int
-    ) -> Lengths:
+        self, mask: torch.Tensor | None, batch: int, video_tokens: int, text_tokens: int,
+        layer: int = 0,
+    ) -> Lengths:  # fmt: skip
         """From a mask over all keys, or over those of the text.
 
         Args:
@@ -78,6 +82,7 @@ class Padding:
             batch: B.
             video_tokens: at the front of each sequence.
             text_tokens: behind them, padding included.
+            layer: that asks, from 0 in each forward.
 
         Raises:
             InputError: a mask of another kind, or one that hides more than the end of the text.
@@ -97,7 +102,7 @@ class Padding:
         if mask.is_floating_point():
             raise InputError(f"an attention mask of {mask.dtype}; expected bool: which keys count.")
         before = video_tokens if keys == text_tokens else 0
-        lengths = tuple(before + count for count in self._read(mask.reshape(flat), mask))
+        lengths = tuple(before + count for count in self._read(mask.reshape(flat), mask, layer))
         if min(lengths) < video_tokens:
             raise InputError(
                 f"the attention mask leaves {min(lengths)} tokens of a sequence with "
@@ -105,11 +110,12 @@ class Padding:
             )
         return Lengths(lengths, video_tokens)
 
-    def _read(self, flat: torch.Tensor, mask: torch.Tensor) -> tuple[int, ...]:
+    def _read(self, flat: torch.Tensor, mask: torch.Tensor, layer: int) -> tuple[int, ...]:
         # An inference tensor doesn't count its changes; diffusers makes a mask each forward.
         version = 0 if mask.is_inference() else mask._version
-        last, last_version, known = self._read_last
-        if mask is last and version == last_version:
+        last, last_version, last_layer, known = self._read_last
+        if mask is last and version == last_version and layer > last_layer:
+            self._read_last = mask, version, layer, known
             return known
         counts = (flat != 0).sum(-1)
         prefix = torch.arange(flat.shape[1], device=flat.device) < counts[:, None]
@@ -120,5 +126,5 @@ class Padding:
                 f"the attention mask of sequence {found[1].index(1)} has gaps; expected the tokens "
                 "that count first and padding behind them."
             )
-        self._read_last = mask, version, tuple(found[0])
+        self._read_last = mask, version, layer, tuple(found[0])
         return tuple(found[0])

@@ -15,9 +15,7 @@ from its own, unless the run's beginning was announced.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -30,53 +28,32 @@ from torch import Tensor, nn
 from wavealign._locks import ForkSafeLock
 from wavealign.attention.lanes import capturing
 from wavealign.errors import InputError
+from wavealign.integrations.fingerprints import Latents, digest_places, digest_text
 
 # Told a model and the arguments of a call.
 Began = Callable[[nn.Module, dict[str, Any]], None]
 _SHORT = (torch.bfloat16, torch.float16)
-_TEXT = ("encoder_", "pooled_", "image_embeds")
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
 # Between steps of one rounded timestep latents move by 0.01 of their norm (0.1 where a scheduler
 # adds noise); those of two runs are 1.4 apart, less where both begin late, from one clip.
 _NEAR, _FAR = 0.05, 0.5
-_SAMPLED = 2**16  # elements of latents that are compared
-_ANEW = (
-    "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
-    "another capture"
-)
+_ANEW = "a new run: restart(transformer), or another capture"
 _beginning = ForkSafeLock()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call."""
+    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call.
+
+    Attributes:
+        tokens: tells apart where tokens lie in the video; as many may lie in another grid.
+    """
 
     run: int
     step: int
     branch: int
     call: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Latents:
-    """What is known of a call's latents: a digest of all, and some of them on the host."""
-
-    digest: str
-    sample: Tensor
-
-    @classmethod
-    def of(cls, latents: Any, whole: bool) -> _Latents:
-        """Of a call's, with a digest only where ``whole``."""
-        flat = latents.detach().reshape(-1) if isinstance(latents, Tensor) else torch.empty(0)
-        sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", torch.float32)
-        return cls(_digest(latents) if whole else "", sample)
-
-    def apart(self, other: _Latents) -> float:
-        """Their distance, as a share of the larger norm; infinite where they can't be compared."""
-        if self.sample.shape != other.sample.shape or not len(self.sample):
-            return math.inf
-        largest = torch.maximum(self.sample.norm(), other.sample.norm())
-        return float((self.sample - other.sample).norm() / largest)
+    tokens: str = ""
 
 
 class Watch:
@@ -103,6 +80,13 @@ class Watch:
     @property
     def place(self) -> Place | None:
         """Of the call at hand; None before the first."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Take the next call as the first of a run, and any that hasn't ended as broken off.
+
+        Where threads have runs of their own it is this thread's.
+        """
         raise NotImplementedError
 
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
@@ -136,13 +120,13 @@ class Progress(Watch):
     _thread: int = 0  # that began it
     _first: float = 0.0
     # A branch is a text, and which call with it of a step; with the latents of its last call.
-    _branches: dict[tuple[str, int], _Latents] = field(default_factory=dict)
+    _branches: dict[tuple[str, int], Latents] = field(default_factory=dict)
     _called: list[tuple[str, int]] = field(default_factory=list)
-    _left: tuple[dict[tuple[str, int], _Latents], float] = ({}, 0.0)  # of the run before
+    _left: tuple[dict[tuple[str, int], Latents], float] = ({}, 0.0)  # of the run before
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
-    def announce(self) -> None:
-        """Take the next call as the first of a run, and any that hasn't ended as broken off."""
+    def restart(self) -> None:
+        """See `Watch.restart`."""
         self.place, self.announced, self._running = None, True, False
 
     def begin(self, given: dict[str, Any]) -> None:
@@ -156,17 +140,18 @@ class Progress(Watch):
             raise InputError("the transformer was called without a timestep, which tells steps.")
         # Of tokens that are given (image to video) it is 0 all along.
         value = float(timestep.max() if isinstance(timestep, Tensor) else timestep)
-        text = _digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
+        text = digest_text(given)
         early = self.place is None or self.place.step == 0 or value > self.timestep
-        self._move(value, text, getattr(timestep, "dtype", None), _Latents.of(latents, early))
+        self._move(value, text, getattr(timestep, "dtype", None), Latents.of(latents, early))
+        assert self.place is not None
+        self.place = replace(self.place, tokens=digest_places(given))  # another for each call
 
-    def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: _Latents) -> None:
+    def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: Latents) -> None:
         here, before = self.place, self.timestep
         if here is None or (self.interrupted and here.step == here.call == 0):
             return self._start(value, text, latents)
         if self.interrupted and value == before and self._called[-1][0] == text:
-            self.place = replace(here)  # the call that was broken off, again
-            return None
+            return None  # the call that was broken off, again
         if value > before:
             ended = self.steps is not None and here.step + 1 >= self.steps
             if not ended and (here.step == 0 or (self.steps is not None and value < self._first)):
@@ -213,14 +198,14 @@ class Progress(Watch):
             f"that evaluates it once, and the first step's guidance, or {_ANEW}."
         )
 
-    def _start(self, value: float, text: str, latents: _Latents) -> None:
+    def _start(self, value: float, text: str, latents: Latents) -> None:
         self._left = self._branches, self.timestep
         self._run, self._first, self.timestep = self._run + 1, value, value
         self._branches, self._called = {}, []
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
-    def _step(self, value: float, text: str, latents: _Latents) -> None:
+    def _step(self, value: float, text: str, latents: Latents) -> None:
         assert self.place is not None
         step = self.place.step + 1
         if self.steps is not None and step >= self.steps:
@@ -233,7 +218,7 @@ class Progress(Watch):
         self._called, self.timestep = [], value
         self._enter(step, (text, 0), latents)
 
-    def _refuse_two_runs(self, value: float, text: str, latents: _Latents) -> None:
+    def _refuse_two_runs(self, value: float, text: str, latents: Latents) -> None:
         """Raise where the run that this one seemed to follow goes on: its latents are at hand."""
         left, timestep = self._left
         own, other = self._branches.get((text, 0)), left.get((text, 0))
@@ -247,7 +232,7 @@ class Progress(Watch):
                 "under a session a transformer for each."
             )
 
-    def _enter(self, step: int, branch: tuple[str, int], latents: _Latents) -> None:
+    def _enter(self, step: int, branch: tuple[str, int], latents: Latents) -> None:
         self._branches[branch] = latents
         number = list(self._branches).index(branch)
         self.place = Place(self._run, step, number, len(self._called))
@@ -309,6 +294,10 @@ class ThreadProgress(Watch):
         """Of this thread's call at hand; None before its first."""
         return self._here().place
 
+    def restart(self) -> None:
+        """See `Watch.restart`."""
+        self._here().restart()
+
     def _here(self) -> Progress:
         own: dict[str, Progress] = self._own.__dict__
         return own.setdefault("progress", Progress())
@@ -326,17 +315,3 @@ class ThreadProgress(Watch):
 def _captures(given: Any, named: Any) -> bool:
     tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
     return any(capturing(device) for device in {x.device for x in tensors})
-
-
-def _digest(*values: Any) -> str:
-    """What tells values apart, those of tensors and of lists of them; the host waits for them."""
-    found = hashlib.blake2b(digest_size=16)
-    for value in values:
-        if isinstance(value, Tensor):
-            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            found.update(data.numpy().data)
-        else:
-            parts = _digest(*value) if isinstance(value, list | tuple) else repr(value)
-            found.update(parts.encode())
-    return found.hexdigest()

@@ -285,7 +285,7 @@ class Window(Params):
 
 @dataclass(frozen=True)
 class RadialModel:
-    """What upstream's scripts and masks have for a model; for the attributes see `Radial`."""
+    """What upstream's scripts and masks have for a model, see `Radial`."""
 
     decay: float
     block: int
@@ -311,11 +311,11 @@ class Radial(Params):
     half a frame each way, not a whole one, and before commit 2f61c30 (2025-07-06) HunyuanVideo had
     the sink, too. So does the paper (https://arxiv.org/abs/2506.19852): it has the sink for every
     model, neither a decay nor a narrowest window, and below a width of one token it leaves out
-    diagonals, where the code leaves out pairs of frames below 128 tokens.
+    diagonals, where the code leaves out pairs of frames below 128 tokens. `dataclasses.replace`
+    with another model keeps the first one's values: make a new one instead.
 
     Attributes:
-        decay: factor of the window's width; None for the model's (wan 0.2, wan2.2 0.8, hunyuan
-            0.95, as upstream's scripts have it).
+        decay: of the window's width; None for the model's (wan 0.2, wan2.2 0.8, hunyuan 0.95).
         model: "wan" (Wan2.1), "wan2.2" or "hunyuan" (HunyuanVideo): upstream has no others.
         sink: frame 0 is read by every query; None for the model's (Wan yes, HunyuanVideo no).
         dense_tail: upstream's accident: a ragged last block of video is dense, row and column.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavealign.errors import InputError, unknown_name
-from wavealign.numbers import number, text, truth, whole_number, whole_numbers
+from wavealign.numbers import flag, number, text, whole_number, whole_numbers
 
 _KINDS: dict[str, Callable[[str, Any], Any]] = {
-    "bool": truth, "int": whole_number, "float": number, "str": text, "tuple": whole_numbers,
+    "bool": flag, "int": whole_number, "float": number, "str": text, "tuple": whole_numbers,
 }  # fmt: skip
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

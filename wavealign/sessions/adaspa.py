@@ -20,7 +20,7 @@ from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k
-from wavealign.numbers import number, share
+from wavealign.numbers import flag, number, share
 from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 _GOOD_RECALL = 0.8
@@ -61,6 +61,8 @@ class AdaSpa(SearchesAtSteps):
     name: str = "adaspa"
 
     def __post_init__(self) -> None:
+        for name in ("head_adaptive", "cached_lse", "dense_text"):
+            flag(name, getattr(self, name))
         self.check_steps()
         share("1 - sparsity", 1 - number("sparsity", self.sparsity))
         if self.head_adaptive and self.sparsity < 1 / 3:

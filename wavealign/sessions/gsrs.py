@@ -22,7 +22,7 @@ from wavealign.errors import InputError
 from wavealign.gpu.importance.attend import attend_with_importance
 from wavealign.methods.context import keep_text
 from wavealign.methods.select import select_top_k, select_top_p
-from wavealign.numbers import share, shares
+from wavealign.numbers import flag, share, shares
 from wavealign.sessions.rule import Found, Memory, SearchesAtSteps, StepCall, all_finite
 
 SELECTS = ("top-p", "top-k")
@@ -61,6 +61,8 @@ class Gsrs(SearchesAtSteps):
     name: str = "gsrs"
 
     def __post_init__(self) -> None:
+        for name in ("reduced", "dense_text"):
+            flag(name, getattr(self, name))
         self.check_steps()
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}'; expected {' or '.join(SELECTS)}.")

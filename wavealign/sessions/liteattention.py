@@ -22,7 +22,7 @@ from torch import Tensor
 from wavealign.errors import InputError
 from wavealign.gpu.importance.chunked import scores_bytes
 from wavealign.methods.context import keep_text
-from wavealign.numbers import number, whole_number
+from wavealign.numbers import flag, number, whole_number
 from wavealign.sessions.rule import Action, Found, Memory, StepCall, run_length
 
 
@@ -51,6 +51,7 @@ class LiteAttention:
     name: str = "liteattention"
 
     def __post_init__(self) -> None:
+        flag("dense_text", self.dense_text)
         if not 0 <= whole_number("warmup", self.warmup) < run_length(self.steps):
             raise InputError(
                 f"warmup={self.warmup} in a run of {self.steps} steps; expected 0 to "

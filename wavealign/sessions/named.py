@@ -5,6 +5,7 @@ Each takes what its rule takes, by default as the rule says, and the options of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,8 +103,18 @@ def make_session(name: str, **options: Any) -> Session:
         options: of its class, and of `Session`.
 
     Raises:
-        InputError: an unknown name, or what the class raises.
+        InputError: an unknown name or option, or what the class raises.
     """
     if name not in SESSIONS:
         raise unknown_name("session", name, SESSIONS)
-    return SESSIONS[name](**options)
+    kind = SESSIONS[name]
+    valid = {
+        parameter.name
+        for made in (kind, Session)
+        for parameter in inspect.signature(made).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "rule"
+    }
+    for option in options:
+        if option not in valid:
+            raise unknown_name("option", option, sorted(valid))
+    return kind(**options)

@@ -167,3 +167,21 @@ def all_finite(*tensors: Tensor) -> Tensor:
     """
     flags = [(t < float("inf")).all() for t in tensors]
     return torch.stack(flags).all()
+
+
+def spread_nan(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to some blocks with the NaN that skipped ones would have brought, in place.
+
+    A query that holds NaN or infinity makes its row NaN, a key or value its whole head: for
+    infinity more rows than attention to everything would. The host doesn't wait.
+
+    Args:
+        out, q: ``[B, L, H, D]``.
+        k, v: the same, or a divisor of the heads.
+    """
+    rows, keys, values = (
+        0 * torch.linalg.vector_norm(x, torch.inf, dim)  # 0, or NaN
+        for x, dim in ((q, (3,)), (k, (1, 3)), (v, (1, 3)))
+    )
+    heads = (keys + values).repeat_interleave(q.shape[2] // k.shape[2], 1)
+    return out.add_((rows + heads[:, None])[..., None])

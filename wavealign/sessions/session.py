@@ -17,22 +17,24 @@ from wavealign._devices import on_device
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Sequences, mask_sizes
-from wavealign.attention.lanes import capturing
+from wavealign.attention.lanes import capturing, make_room
 from wavealign.attention.plans import prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
-from wavealign.numbers import block_size, whole_number, whole_numbers
+from wavealign.numbers import block_size, flag, whole_number, whole_numbers
 from wavealign.planning.masks import mask_from_packed
 from wavealign.qk.grid import TokenGrid
 from wavealign.sessions.layer_state import LayerState, Signature, check_step, told
 from wavealign.sessions.plans import SEARCH_LOOK_FRAC, Planners, pack
-from wavealign.sessions.rule import Found, Rule, StepCall
+from wavealign.sessions.rule import Found, Rule, StepCall, spread_nan
 from wavealign.sessions.statistics import Statistics, Tally
 from wavealign.sessions.tokens import TokenOrder
 from wavealign.sim.power import REGIMES
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+_MOST_TEXTS = 16  # lengths of text whose token orders are remembered; the oldest goes
 
 
 class Session:
@@ -44,7 +46,9 @@ class Session:
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
     bytes for the schedule, ``B·H·M·N / 8`` for each of the mask and the candidates, and ``4·B·H·L``
-    where the rule keeps a log-sum-exp.
+    where the rule keeps a log-sum-exp. It goes with `reset`. What runs have in common, lists that
+    plans are made in (``4·B·H·M·(N + 5)`` bytes) and the order of tokens (``16·L``), is kept for
+    the last 16 lengths of the sequence and of the text.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class Session:
             objective, regime: the guard's, see `wavealign.Attention`.
             seed: of the shuffled K/V orders.
             check_finite: refuse NaN in the scores of a search. The host waits for the answer, once
-                a search, and learns the longest row; without it, lists are N long.
+                a search, and learns the longest row; without it, such a search keeps all blocks,
+                and lists are N long.
             full_attention: what computes full attention, ``[B, L, H, D]`` each; by default
                 the fastest kernel at hand (`wavealign.attention.dense`).
 
@@ -90,7 +95,9 @@ class Session:
         self._orders = {self._text_tokens: first}
         self._grid, self._order_name = grid, first.name
         self._terms = Terms(policy, profile, backend, objective, seed)
-        self._regime, self._check_finite = regime, check_finite
+        self._regime, self._check_finite = regime, flag("check_finite", check_finite)
+        if full_attention is not None and not callable(full_attention):
+            raise InputError(f"full_attention={full_attention!r}; expected a function of q, k, v.")
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners()
         self._states: dict[tuple[int, str], LayerState] = {}
@@ -181,11 +188,13 @@ class Session:
         elif action == "reuse":
             with watch.measure("reused", device):
                 out = self._by_plan(state, *map(state.order.forward, qkv))
-                out = state.order.back(out)
+                out = spread_nan(state.order.back(out), *qkv)
         else:
             with watch.measure("searched", device):
                 found = self._search(step, state, qkv)
                 out = state.order.back(found.out)
+                if state.memory.candidates is not None:
+                    out = spread_nan(out, *qkv)
             longest = self._look(found, step, layer, branch)
             bits, N = state.memory.candidates, state.prepared.sizes.N
             evaluated = 1.0 if bits is None else mask_from_packed(bits, N).mean(dtype=torch.float32)
@@ -225,7 +234,9 @@ class Session:
             self._order_name, self._grid, text_tokens
         )
         order.check(L)
-        self._orders[text_tokens] = order
+        if text_tokens not in self._orders:
+            make_room(self._orders, _MOST_TEXTS)
+            self._orders[text_tokens] = order
         M, N = (-(-L // size) for size in self._block)
         sizes = sequences.fitted(mask_sizes((B * H, M, N), B, self._block, sequences.tokens))
         prepared = prepare(self._terms, sizes, q.device, self._regime, SEARCH_LOOK_FRAC)
@@ -250,7 +261,13 @@ class Session:
                 # chosen for a sparser one since may not.
                 schedule = self._planners.lists(candidates, state.prepared, state.first_policies)
         call = StepCall(step, q, k, v, self._block, state.order.text_tokens, schedule)
-        return self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
+        found = self.rule.search(call, memory, lambda: self._by_plan(state, q, k, v))
+        if self._check_finite:  # else nothing looks: what can't be weighed is kept
+            return found
+        keep = found.keep | ~found.finite
+        first = found.memory.candidates is found.keep
+        memory = dataclasses.replace(found.memory, candidates=keep) if first else found.memory
+        return dataclasses.replace(found, keep=keep, memory=memory)
 
     def _look(self, found: Found, step: int, layer: int, branch: str) -> int | None:
         """The longest row, after a look at whether there are scores at all."""
