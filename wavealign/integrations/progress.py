@@ -95,6 +95,10 @@ class Watch:
             model.register_forward_hook(self._end_call),
         ]
 
+    def keep(self, hook: Any) -> None:
+        """Let another hook go with these."""
+        self._hooks.append(hook)
+
     def close(self) -> None:
         """Watch no more."""
         for hook in self._hooks:
