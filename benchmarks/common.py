@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wavealign.structures import json_text
+
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
 PROGRAM = (sys.executable, "-m", "wavealign.cli")
@@ -51,7 +53,7 @@ class Notes:
 
     def note(self, section: str, **values: Any) -> None:
         """Keep a line of results."""
-        line = json.dumps({"section": section, **values})
+        line = json_text({"section": section, **values})
         if self._echo:
             print(line, file=sys.stderr, flush=True)
         with self.path.open("a", encoding="utf-8") as file:

@@ -11,7 +11,6 @@ with the repository (FlashAttention-4 on an H200) take the simulator's place, fo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from wavealign.masks import BlockMask, load_mask
 from wavealign.order import Schedule, build_schedule
 from wavealign.sim.recordings import load_recordings
 from wavealign.sim.simulate import run_schedule
+from wavealign.structures import json_text
 
 POLICIES = ("original", "nnz", "svd+nnz", SAWTOOTH, "lockstep", RESYNC)
 _NOTHING = 0.003  # a win below this share of the time counts as none
@@ -218,7 +218,7 @@ def main() -> None:
         f"{'Measured' if options.measured else 'Simulated'}."
     )
     if options.out is not None:
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options.out.write_text("".join(json_text(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ on a CPU there are no kernels to compare with.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -29,6 +28,7 @@ from common import Row, gpu_name, markdown, parser
 import wavealign
 from wavealign.methods import head_masks, params, select, xattention
 from wavealign.methods.context import HeadContext
+from wavealign.structures import json_text
 
 HEADS, HEAD_DIM = 40, 128
 REST = {
@@ -72,7 +72,7 @@ def main() -> None:
         "small": arguments.small,
     }
     path = arguments.out / "mask_methods.json"
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    path.write_text(json_text({"about": about, "rows": rows}, indent=1) + "\n")
     _table(rows)
 
 
@@ -98,7 +98,7 @@ def _caught(name: str, tokens: int, function: Callable[..., Row], *given: Any) -
         traceback.print_exc()
         row = {"error": f"{type(problem).__name__}: {problem}"[:500]}
     row = {"what": name, "tokens": tokens, **row}
-    print(json.dumps(row), file=sys.stderr, flush=True)
+    print(json_text(row), file=sys.stderr, flush=True)
     return [row]
 
 

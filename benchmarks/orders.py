@@ -36,6 +36,7 @@ from wavealign.report.progress import Progress
 from wavealign.runs.result import FIELDS
 from wavealign.sim import Setup, run_schedule
 from wavealign.sim.local_search import improve
+from wavealign.structures import json_text
 
 DEVICES = ("h200", "a40")
 FAMILIES = (
@@ -213,7 +214,7 @@ def _collect(
         try:
             futures = {pool.submit(do, *task): task for task in tasks}
             for future in as_completed(futures):
-                stream.writelines(json.dumps(row) + "\n" for row in future.result())
+                stream.writelines(json_text(row) + "\n" for row in future.result())
                 stream.flush()
                 progress.advance(label(futures[future]))
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,28 @@ def _light(module: str) -> bool:
 def test_contributing_shows_the_house_as_it_is():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert page == house.contributing(page), "out of date: run python tests/house.py"
+
+
+DOORS = {  # what is said and read in one place, and where
+    r"click\.(echo|secho)\(": {"cli/output.py"},
+    r"(?<!\w)print\(": {"report/progress.py", "report/tables.py"},
+    r"json\.(dumps?|loads?)\(": {"structures.py"},
+    r"(?<!\w)Table\(|Console\(|np\.load\(|ZipFile\(": {
+        "report/tables.py", "report/progress.py", "archives.py", "npz.py",
+    },
+}  # fmt: skip
+TOML_STRINGS = {"sim/devices.py", "guard/profile.py"}  # are written as JSON's
+
+
+@pytest.mark.parametrize("pattern", DOORS)
+def test_every_door_stands_once(pattern):
+    found = {
+        str(path.relative_to(ROOT / "wavealign"))
+        for path in (ROOT / "wavealign").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(pattern, line) and ">>>" not in line and "... " not in line
+    }
+    assert found - TOML_STRINGS <= DOORS[pattern]
 
 
 def test_no_module_is_too_long_to_read_at_once():

@@ -7,11 +7,14 @@ The command line turns them into exit codes: `InputError` 2, `MissingCapabilityE
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from wavealign.foreign import shown
 
 
 class WaveAlignError(Exception):
-    """Base of every error raised on purpose by this package.
+    """Base of every error raised on purpose by this package; its message is one line, safe to show.
 
     Example:
         >>> import wavealign as wa
@@ -21,6 +24,9 @@ class WaveAlignError(Exception):
         ...     print(f"{type(problem).__name__}: {problem}")
         InputError: nowhere.npz: no such file.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shown(message))
 
 
 class InputError(WaveAlignError, ValueError):
@@ -65,6 +71,19 @@ class WriteError(WaveAlignError, OSError):
         error = cls(f"{path}: can't be written ({reason}); {kept}.")
         error.strerror = reason
         return error
+
+
+@contextmanager
+def said_of(what: object) -> Iterator[None]:
+    """Inside this block an `InputError` is said of something: a file, a line, an option.
+
+    Raises:
+        InputError: raised inside, with what it is about before its text.
+    """
+    try:
+        yield
+    except InputError as problem:
+        raise InputError(f"{what}: {problem}") from problem
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InputError:

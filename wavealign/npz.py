@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from wavealign.errors import InputError, WriteError
+from wavealign.archives import map_member, open_zip, read_member, read_npy
+from wavealign.errors import InputError, WriteError, said_of
 
 _ZIP_MAGIC = b"PK"
 _NPY_MAGIC = b"\x93NUMPY"
@@ -70,12 +71,13 @@ class ArrayFile:
         """Inside this block an `InputError` about content is said to be this file's.
 
         Raises:
-            InputError: raised inside, with the file's name before its text.
+            InputError: raised inside, with the file's name before its text; or memory ran out.
         """
         try:
-            yield
-        except InputError as problem:
-            raise self.error(str(problem)) from problem
+            with said_of(self.path):
+                yield
+        except MemoryError as problem:
+            raise self.error(f"needs more memory than there is ({problem}).") from problem
 
     def __contains__(self, name: str) -> bool:
         return name in self._member
@@ -130,23 +132,55 @@ class NpzFile(ArrayFile):
     """
 
     def __init__(self, path: str | Path, key: str | None = None) -> None:
-        self._archive = _open(Path(path))
-        super().__init__(Path(path), list(self._archive), key)
+        self.path = Path(path)
+        with ExitStack() as stack:
+            self._stream = stack.enter_context(open_file(self.path, "; expected an .npz"))
+            magic = self._stream.read(len(_NPY_MAGIC))
+            self._stream.seek(0)
+            self._zip: zipfile.ZipFile | None = None
+            names = ["array"]
+            if magic.startswith(_ZIP_MAGIC):
+                with self.blamed():
+                    self._zip = open_zip(self._stream)
+                names = self._members(self._zip.namelist())
+            elif magic != _NPY_MAGIC:
+                found = "an empty file" if not magic else f"a file that starts with {magic!r}"
+                raise self.error(f"is not an npz; found {found}; {_EXPORT_HINT}.")
+            super().__init__(self.path, names, key)
+            stack.pop_all()
+
+    def _members(self, members: list[str]) -> list[str]:
+        strangers = [name for name in members if not name.endswith(".npy")]
+        if strangers:
+            kind = "a torch.save archive" if any("data.pkl" in s for s in strangers) else "a zip"
+            raise self.error(f"is {kind}, not an npz (it holds '{strangers[0]}'); {_EXPORT_HINT}.")
+        if not members:
+            raise self.error(f"is an npz that holds no array; {_EXPORT_HINT}.")
+        return [name.removesuffix(".npy") for name in members]
 
     def close(self) -> None:
-        """Close the archive; arrays that were read stay valid."""
-        if isinstance(self._archive, np.lib.npyio.NpzFile):
-            self._archive.close()
+        """Close the file; arrays that were read stay valid."""
+        self._stream.close()
 
     def _read(self, member: str, name: str) -> npt.NDArray[Any]:
-        try:
-            return np.asarray(self._archive[member])
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as problem:
-            raise self.error(
-                f"array '{name}' is damaged or cut off ({problem}); write the file again."
-            ) from problem
-        except ValueError as problem:
-            raise _value_error(f"{self.path}: array '{name}'", problem) from problem
+        with self.blamed():
+            if self._zip is not None:
+                return read_member(self._zip, self._zip.getinfo(f"{member}.npy"), name)
+            self._stream.seek(0)
+            return read_npy(self._stream, os.fstat(self._stream.fileno()).st_size, name)
+
+    def mapped_or_read(self, name: str) -> npt.NDArray[Any]:
+        """The array `name`, mapped into memory where it is stored as it is.
+
+        Raises:
+            InputError: see `array`.
+        """
+        mapped = None
+        if self._zip is not None and name in self._member:
+            info = self._zip.getinfo(f"{self._member[name]}.npy")
+            with self.blamed():
+                mapped = map_member(self.path, self._zip, info, name)
+        return self.array(name) if mapped is None else mapped
 
 
 def need_file(path: Path, expected: str = "") -> None:
@@ -155,59 +189,32 @@ def need_file(path: Path, expected: str = "") -> None:
     Raises:
         InputError: it isn't, or is no file.
     """
-    if not path.exists():
-        raise InputError(f"{path}: no such file.")
-    if not path.is_file():
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file.") from None
+    except (OSError, ValueError) as problem:
+        raise _unreadable(path, problem) from problem
+    if not regular:
         raise InputError(f"{path}: is not a file{expected}.")
 
 
-def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
-    """The open archive, or the array of an ``.npy``."""
-    need_file(path, "; expected an .npz")
+def open_file(path: Path, expected: str = "") -> BinaryIO:
+    """A file to read.
+
+    Raises:
+        InputError: it isn't there, is no file, or can't be read.
+    """
+    need_file(path, expected)
     try:
-        stream = path.open("rb")
+        return path.open("rb")
     except OSError as problem:
-        raise InputError(f"{path}: can't be read ({problem.strerror}).") from problem
-    with ExitStack() as stack:
-        stack.enter_context(stream)
-        magic = stream.read(len(_NPY_MAGIC))
-        if not magic.startswith(_ZIP_MAGIC) and magic != _NPY_MAGIC:
-            found = "an empty file" if not magic else f"a file that starts with {magic!r}"
-            raise InputError(f"{path}: is not an npz; found {found}; {_EXPORT_HINT}.")
-        stream.seek(0)
-        try:
-            archive = np.load(stream, allow_pickle=False)
-        except (zipfile.BadZipFile, EOFError, OSError) as problem:
-            raise InputError(
-                f"{path}: is damaged or cut off ({problem}); write the file again."
-            ) from problem
-        except ValueError as problem:
-            raise _value_error(str(path), problem) from problem
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            return {"array": np.asarray(archive)}
-        _check_members(path, archive.zip.namelist() if archive.zip is not None else [])
-        archive.fid = stream  # type: ignore[assignment]  # closed with the archive
-        stack.pop_all()
-        return archive
+        raise _unreadable(path, problem) from problem
 
 
-def _check_members(path: Path, members: list[str]) -> None:
-    strangers = [name for name in members if not name.endswith(".npy")]
-    if strangers:
-        kind = "a torch.save archive" if any("data.pkl" in s for s in strangers) else "a zip"
-        raise InputError(
-            f"{path}: is {kind}, not an npz (it holds '{strangers[0]}'); {_EXPORT_HINT}."
-        )
-    if not members:
-        raise InputError(f"{path}: is an npz that holds no array; {_EXPORT_HINT}.")
-
-
-def _value_error(what: str, problem: ValueError) -> InputError:
-    if "pickle" in str(problem).lower():
-        return InputError(
-            f"{what}: holds pickled Python objects, which are never loaded; {_EXPORT_HINT}."
-        )
-    return InputError(f"{what}: can't be read ({problem}); write the file again.")
+def _unreadable(path: Path, problem: Exception) -> InputError:
+    reason = getattr(problem, "strerror", None) or problem
+    return InputError(f"{path}: can't be read ({reason}).")
 
 
 def _listed(names: list[str], limit: int = 8) -> str:

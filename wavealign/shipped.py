@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wavealign.errors import InputError, unknown_name
+from wavealign.npz import need_file
 
 Profile = TypeVar("Profile")
 
@@ -36,9 +37,10 @@ def read_profile(
         InputError: an unknown name, or a file that isn't a complete profile.
     """
     if name.endswith(".toml"):
+        need_file(Path(name))  # a pipe would be waited for
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
+        except (OSError, ValueError) as problem:
             raise InputError(f"{name}: can't be read ({problem}).") from problem
     elif name in profile_names(package):
         text = (files(package) / "profiles" / f"{name}.toml").read_text(encoding="utf-8")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign._extras import require
-from wavealign.errors import InputError
-from wavealign.npz import ArrayFile, NpzFile, need_file
+from wavealign._memory import need_memory
+from wavealign.archives import check_members, open_zip
+from wavealign.errors import InputError, said_of
+from wavealign.npz import ArrayFile, NpzFile, open_file
+from wavealign.structures import read_json
 
 _EXPORT = (
     "save its tensors instead, full blocks and partial ones: torch.save({'kv_num_blocks': "
@@ -23,7 +28,9 @@ _EXPORT = (
     "m.seq_lengths}, FILE)"
 )
 
-_MOST_ENTRIES = 2**33
+_MOST_ENTRIES = 2**30  # of a tensor that a few bytes stand for: 128 heads of 363,600 tokens
+_MOST_PARTS, _MOST_DEPTH = 100_000, 32  # of a torch file's dicts and lists
+_MOST_HEADER_BYTES = 100_000_000  # as safetensors has it
 
 
 def open_arrays(path: str | Path, key: str | None = None) -> ArrayFile:
@@ -59,28 +66,52 @@ class TensorFile(ArrayFile):
         return self._arrays[member]
 
 
-def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+@contextmanager
+def open_safetensors(path: Path, framework: str) -> Iterator[Any]:
+    """A safetensors file, its header checked beyond what the library does.
+
+    Args:
+        path: of the file.
+        framework: whose tensors to read: ``"numpy"``, or ``"pt"``.
+
+    Raises:
+        InputError: missing, damaged, or with two tensors of one name.
+        MissingCapabilityError: safetensors isn't installed.
+    """
     safetensors = require("safetensors", "methods", f"{path}")
-    need_file(path)
-    arrays = {}
+    with said_of(path), open_file(path) as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise InputError("is no safetensors file (its header would be too long).")
+        with said_of("is damaged, cut off or no safetensors file; its header"):
+            read_json(stream.read(length))
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                arrays[name] = file.get_tensor(name)
-    except (safetensors.SafetensorError, OSError) as problem:
+        opened = safetensors.safe_open(path, framework=framework)
+    except Exception as problem:  # of the library, of the system, of its JSON
         raise InputError(
             f"{path}: is damaged, cut off or no safetensors file ({problem}); write it again."
         ) from problem
-    except TypeError as problem:  # a dtype that numpy doesn't have
-        raise InputError(
-            f"{path}: can't be read as a mask ({problem}); save masks as bool or whole numbers."
-        ) from problem
+    with opened as file:
+        yield file
+
+
+def _safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    arrays = {}
+    with open_safetensors(path, "numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            try:
+                arrays[name] = file.get_tensor(name)
+            except Exception as problem:  # a dtype that numpy doesn't have, by several names
+                kind = file.get_slice(name).get_dtype()
+                raise InputError(f"{path}: {_not_read(name, kind, problem)}") from problem
     return arrays
 
 
 def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
     torch = require("torch", "methods", f"{path}")
-    need_file(path)
+    with said_of(path), open_file(path) as stream:
+        if zipfile.is_zipfile(stream):
+            check_members(open_zip(stream))  # torch doesn't look at checksums
     try:
         with warnings.catch_warnings():
             # A bare pickle is warned about in torch's words before it is refused, or read.
@@ -93,85 +124,111 @@ def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path}: holds Python objects that are more than tensors, which are never loaded; "
             f"if it is a BlockMask, {_EXPORT}."
         ) from problem
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # whatever damage makes of its unpickler
         first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise InputError(f"{path}: is damaged or no torch file ({first}).") from problem
     arrays: dict[str, npt.NDArray[Any]] = {}
-    try:
-        _flatten(content, "", arrays)
-    except InputError as problem:
-        raise InputError(f"{path}: {problem}") from problem
-    if not arrays:
-        raise InputError(f"{path}: holds no tensor; expected a tensor or a dict of tensors.")
+    with said_of(path):
+        for count, (name, value) in enumerate(_parts(content)):
+            if count == _MOST_PARTS:
+                raise InputError(f"holds more than {_MOST_PARTS:,} parts; save one mask.")
+            for key, array in _arrays(value, name):
+                if key in arrays and not np.array_equal(arrays[key], array):
+                    raise InputError(f"holds '{key}' twice, and they differ; expected one.")
+                arrays[key] = array
+        if not arrays:
+            raise InputError("holds no tensor; expected a tensor or a dict of tensors.")
     return arrays
 
 
-def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Tensors, numbers and strings of nested dicts and lists, under names joined by ``/``."""
-    below = f"{name}/" if name else ""
-    numbers = isinstance(value, list | tuple) and value and all(isinstance(n, int) for n in value)
-    if hasattr(value, "detach"):
-        tensor = value.detach()
-        layout = str(tensor.layout)
-        if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
-            for own, array in _blocks(tensor).items():
-                # A file's one mask needs no name of its own, nor does what it says of itself.
-                _put(own if name in ("", "mask") else f"{below}{own}", array, arrays)
-            return
-        if layout != "torch.strided":
-            _need_room(tensor, tensor.shape)
-            tensor = tensor.to_dense()
-        if str(tensor.dtype) == "torch.bfloat16":
-            tensor = tensor.float()
-        try:
-            array = tensor.resolve_conj().resolve_neg().numpy()
-        except (TypeError, RuntimeError) as problem:  # numpy has no such numbers
+def _parts(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """What nested dicts and lists hold, under names joined by ``/``, themselves among it."""
+    yield name, value
+    if isinstance(value, dict | list | tuple) and not _is_numbers(value):
+        if depth == _MOST_DEPTH:
             raise InputError(
-                f"holds {tensor.dtype} on {tensor.device} that can't be read ({problem}); save "
-                "masks as dense bool or whole numbers."
-            ) from problem
-        _put(name or "mask", array, arrays)
-    elif numbers or isinstance(value, str | int | float):
-        _put(name, np.asarray(value), arrays)
-    elif isinstance(value, dict | list | tuple):
+                f"holds itself, or dicts and lists {depth} deep; expected a dict of tensors."
+            )
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _flatten(item, f"{below}{key}", arrays)
+            yield from _parts(item, f"{name}/{key}" if name else str(key), depth + 1)
 
 
-def _put(name: str, array: npt.NDArray[Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
-    if name in arrays and not np.array_equal(arrays[name], array):
-        raise InputError(f"says '{name}' twice, {arrays[name].tolist()} and {array.tolist()}.")
-    arrays[name] = array
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(type(n) is int for n in value)
 
 
-def _blocks(tensor: Any) -> dict[str, npt.NDArray[Any]]:
+def _arrays(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """A tensor, numbers or a string as arrays by name; nothing for what is neither."""
+    if hasattr(value, "detach"):
+        try:
+            yield from _tensor(value.detach(), name)
+        except InputError:
+            raise
+        except Exception as problem:
+            raise InputError(
+                _not_read(name, f"{value.dtype} on {value.device}", problem)
+            ) from problem
+    elif _is_numbers(value) or isinstance(value, str | int | float):
+        yield name, np.asarray(value)
+
+
+def _tensor(tensor: Any, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    layout = str(tensor.layout)
+    if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
+        # A file's one mask needs no name of its own, nor does what it says of itself.
+        yield from _blocks(tensor, "" if name in ("", "mask") else f"{name}/")
+        return
+    if layout != "torch.strided":
+        _need_room(tensor, tensor.shape, f"sparse tensor ({layout})")
+        tensor = tensor.to_dense()
+    elif tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        _need_room(tensor, tensor.shape, "tensor that says the same bytes again and again")
+    if tensor.is_floating_point() and str(tensor.dtype).removeprefix("torch.") not in _NUMPY:
+        tensor = tensor.float()
+    yield name or "mask", tensor.resolve_conj().resolve_neg().numpy()
+
+
+_NUMPY = ("float16", "float32", "float64")  # torch has more
+
+
+def _blocks(tensor: Any, prefix: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Which blocks of a block-sparse tensor of elements hold something: a mask that says all."""
-    if tensor.dense_dim():
+    values = tensor.values()
+    block, tokens = tuple(values.shape[-2:]), tuple(tensor.shape[-2:])
+    if 0 in tensor.shape or tensor.dense_dim():
         raise InputError(
-            f"holds a block-sparse tensor {list(tensor.shape)} whose elements are tensors; "
-            "expected numbers."
+            f"holds a sparse tensor of shape {list(tensor.shape)}; expected blocks of numbers."
         )
-    block = tuple(tensor.values().shape[-2:])
-    tokens = tuple(tensor.shape[-2:])
     H, M, N = tensor.shape[:-2].numel(), tokens[0] // block[0], tokens[1] // block[1]
-    _need_room(tensor, (H, M, N))
+    _need_room(tensor, (H, M, N), f"sparse tensor ({tensor.layout})")
     by_rows = str(tensor.layout) == "torch.sparse_bsr"
     pointers = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     across = tensor.col_indices() if by_rows else tensor.row_indices()
-    lines = M if by_rows else N
-    pointers, across = pointers.reshape(H, lines + 1).numpy(), across.reshape(H, -1).numpy()
-    holds = (tensor.values().reshape(H, across.shape[1], -1) != 0).any(-1).numpy()
+    lines, kept = M if by_rows else N, across.shape[-1]
+    pointers, across = pointers.reshape(H, lines + 1).numpy(), across.reshape(H, kept).numpy()
+    holds = (values != 0).flatten(-2).any(-1).reshape(H, kept).numpy()
     mask = np.zeros((H, M, N), dtype=np.bool_)
     for h in range(H):
         along = np.repeat(np.arange(lines), np.diff(pointers[h]))
         mask[(h, along, across[h]) if by_rows else (h, across[h], along)] = holds[h]
-    return {"mask": mask, "block_size": np.asarray(block), "seq_len": np.asarray(tokens)}
+    yield f"{prefix}mask", mask
+    yield f"{prefix}block_size", np.asarray(block)
+    yield f"{prefix}seq_len", np.asarray(tokens)
 
 
-def _need_room(tensor: Any, shape: Sequence[int]) -> None:
-    """Raise before a few bytes of a sparse tensor become more memory than there is."""
-    if math.prod(shape) > _MOST_ENTRIES:
+def _need_room(tensor: Any, shape: Sequence[int], kind: str) -> None:
+    """Raise before a few bytes of a tensor become more memory than there is."""
+    entries = math.prod(shape)
+    if entries > _MOST_ENTRIES:
         raise InputError(
-            f"holds a sparse tensor ({tensor.layout}) of {' x '.join(map(str, shape))} entries, "
-            "more than a mask of blocks can have; save which blocks are kept, not which elements."
+            f"holds a {kind} of {' x '.join(map(str, shape))} entries, more than a mask of blocks "
+            "can have; save which blocks are kept, not which elements."
         )
+    need_memory(entries * tensor.element_size(), f"a {kind} of {' x '.join(map(str, shape))}")
+
+
+def _not_read(name: str, dtype: object, problem: Exception) -> str:
+    return (
+        f"'{name or 'mask'}' is {dtype}, which can't be read as a mask ({problem}); save masks as "
+        "bool or whole numbers."
+    )

@@ -76,7 +76,7 @@ def parse_block(text: str) -> tuple[int, int]:
     Raises:
         InputError: not one or two positive whole numbers.
     """
-    match = re.fullmatch(r"(\d+)(?:[xX×,](\d+))?", text.strip())
+    match = re.fullmatch(r"(\d{1,15})(?:[xX×,](\d{1,15}))?", text.strip())
     if match is None or "0" in {n.lstrip("0") or "0" for n in match.groups() if n}:
         raise InputError(
             f"block size '{text}' can't be read; expected positive tokens per query block and "
@@ -100,7 +100,7 @@ def parse_heads(text: str, num_heads: int, what: str = "head") -> list[int]:
     """
     heads: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
         if match is None:
             raise InputError(
                 f"{what}s '{text}' can't be read at '{part}'; expected indices and ranges, e.g. "

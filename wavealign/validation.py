@@ -18,7 +18,7 @@ from wavealign.gpu.sizes import Sizes
 from wavealign.gpu.telemetry import Telemetry
 from wavealign.masks import BlockMask, LoadedMask
 from wavealign.order import Schedule, build_schedule
-from wavealign.runs.launch import BASELINE, Launch
+from wavealign.runs.launch import BASELINE, Launch, Regime
 from wavealign.runs.result import Result
 from wavealign.sim.devices import DeviceProfile, device_of_gpu, load_device
 from wavealign.sim.simulate import simulate_launch
@@ -46,7 +46,7 @@ class Terms:
 
     policies: Sequence[str]
     schedule_paths: Sequence[str] = ()
-    regimes: Sequence[str] = ("single",)
+    regimes: Sequence[Regime] = ("single",)
     whole_file: bool = True
     per_head: bool = False
     batch: int = 1

@@ -198,7 +198,7 @@ def changed(**changes):
                     torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int()
                 )
             ),
-            r"of type torch\.nn.*\.BlockMask; expected a tensor or a wavealign\.BlockMask",
+            r"of type torch\.nn.*\.BlockMask; expected a torch.Tensor or a wavealign\.BlockMask",
         ),
         (changed(mask=lambda t: t[:3]), "3 heads, q has 4"),
         (changed(mask=lambda t: t[:, :4]), "75 query tokens in blocks of 16 make 5 blocks"),

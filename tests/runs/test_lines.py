@@ -73,7 +73,7 @@ def test_a_line_that_says_nothing_and_one_that_is_wrong(tmp_path):
     path.write_bytes(b"1\n2\xc3")
     notes = []
     assert list(read_lines(path, number, notes.append)) == [1]
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(InputError, match=r"a: can't be read .*utf-8"):
         list(read_lines(path, number))
 
 

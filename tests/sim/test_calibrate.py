@@ -132,7 +132,7 @@ def test_recorded_orders_are_replayed_as_they_were():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1: a result row is not JSON"),
+        ("{", "line 1: is not JSON"),
         ("[1]", "line 1: a result row is not of schema 'wavealign.run/1'"),
         ('{"kernel": "fa4"}', "line 1: a result row is not of schema 'wavealign.run/1'"),
         ('{"schema": "wavealign.run/1", "kernel": "fa4"}', "line 1: a result row lacks .*mask"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,18 +131,36 @@ def check_mask(
             heads[h].copy_(torch.from_numpy(head.to_dense()))
         tokens = tokens or (mask.tokens_q, mask.tokens_kv)
         return heads, mask_sizes(mask.shape, 1, own, tokens)
-    if not isinstance(mask, Tensor):
-        raise InputError(
-            f"a mask of type {type(mask).__module__}.{type(mask).__name__}; expected a "
-            "tensor or a wavealign.BlockMask."
-        )
-    need_elements("the mask", mask)
+    need_mask(mask)
     if mask.ndim not in (3, 4):
         raise InputError(f"a mask {list(mask.shape)}; expected [H, M, N] or [B, H, M, N].")
     if device is not None and mask.device != device:
         raise InputError(f"the mask is on {mask.device}, q on {device}; expected the same device.")
     heads, masks = dense_mask(mask), mask.shape[0] if mask.ndim == 4 else 1
     return heads, mask_sizes(heads.shape, masks, block or (128, 128), tokens)
+
+
+def need_mask(mask: object) -> None:
+    """Check that a mask is of a type that is taken.
+
+    Raises:
+        InputError: it is FlexAttention's BlockMask, an array, or something else; see
+            `need_elements`.
+    """
+    if isinstance(mask, Tensor):
+        need_elements("the mask", mask)
+    if isinstance(mask, Tensor | BlockMask):
+        return
+    kind = type(mask)
+    how = ""
+    if kind.__module__ == "torch.nn.attention.flex_attention":
+        how = " mask.to_dense().bool() is one, in which every partial block counts as a full one."
+    elif isinstance(mask, np.ndarray):
+        how = " torch.from_numpy(mask) is one."
+    raise InputError(
+        f"a mask of type {kind.__module__}.{kind.__name__}; expected a torch.Tensor or a "
+        f"wavealign.BlockMask.{how}"
+    )
 
 
 def mask_sizes(

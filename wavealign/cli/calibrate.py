@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 
 from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
+from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def calibrate(
     fitted_names = names if use_all else names[::2]
     train = [r for r in found if r.mask_name in fitted_names]
     rest = [r for r in found if r.mask_name not in fitted_names]
-    fitted = fit(train, profile, entry.name, lambda line: click.echo(line, err=True))
+    fitted = fit(train, profile, entry.name, remark)
     files = ", ".join(Path(path).name for path in runs)
     note = f"{len(train)} runs of {len(fitted_names)} masks ({files}), wavealign {__version__}"
     fitted = _with_provenance(fitted, entry.name, note)
@@ -100,7 +100,7 @@ def calibrate(
     if out is not None:
         with whole_file(out) as stream:
             stream.write(profile_toml(fitted).encode())
-        click.echo(f"{out}: profile '{fitted.name}', calibrated on {note}", err=as_json)
+        say(f"{out}: profile '{fitted.name}', calibrated on {note}", err=as_json)
 
 
 def _with_provenance(profile: DeviceProfile, kernel: str, note: str) -> DeviceProfile:
@@ -129,14 +129,14 @@ def _print_errors(
         row[f"{name}_mean"] = float(values.mean()) if values.size else None
         row[f"{name}_worst"] = float(values.max()) if values.size else None
     if as_json:
-        click.echo(json.dumps({"schema": "wavealign.calibration/1", **row}))
+        say_json({"schema": "wavealign.calibration/1", **row})
         return
 
     def pair(name: str) -> str:
         mean, worst = row[f"{name}_mean"], row[f"{name}_worst"]
         return "-" if mean is None else f"{mean:.2f} (worst {worst:.1f})"
 
-    click.echo(
+    say(
         f"{label:9} {len(part):4} runs: hit ratio {pair('hit_points')} points, profiler's "
         f"{pair('sector_points')}, HBM reads {pair('read_percent')} % of requested, time "
         f"{pair('time_percent')} %"

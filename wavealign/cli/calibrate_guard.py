@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
-import click
-
+from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError
 
 
@@ -52,7 +50,7 @@ def calibrate_guard(
     for path, where in zip(runs, masks or [None] * len(runs), strict=True):
         found += measured_cases(list(load_recordings(path, where, entry.name)))
     for path in simulate:
-        click.echo(f"simulating {path}", err=True)
+        remark(f"simulating {path}")
         found += simulated_cases(load_mask(path).mask, model)
     if not found:
         raise InputError("nothing to fit: give measured runs (--runs) or masks (--simulate).")
@@ -60,20 +58,20 @@ def calibrate_guard(
     parts = {s: [case for case in found if case.source == s] for s in ("measured", "simulated")}
     counts = " and ".join(f"{len(part)} {source}" for source, part in parts.items())
     note = f"{counts} runs ({names}), wavealign {__version__}"
-    fitted = fit_guard(found, model, note, lambda line: click.echo(line, err=True))
+    fitted = fit_guard(found, model, note, remark)
     for source, part in parts.items():
         if not part:
             continue
         errors = fit_errors(part, fitted)
         if as_json:
             row = {"schema": "wavealign.guard.calibration/1", "source": source}
-            click.echo(json.dumps({**row, **dataclasses.asdict(errors)}))
+            say_json({**row, **dataclasses.asdict(errors)})
         else:
-            click.echo(
+            say(
                 f"{source}: {errors.cases} runs, hit ratio {errors.hit_points:.2f} points, speedup "
                 f"{errors.speedup_percent:.2f} % (mean absolute errors)"
             )
     if out is not None:
         with whole_file(out) as stream:
             stream.write(fitted.profile.to_toml().encode())
-        click.echo(f"{out}: guard profile '{fitted.profile.device}'", err=as_json)
+        say(f"{out}: guard profile '{fitted.profile.device}'", err=as_json)

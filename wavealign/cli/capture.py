@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
+from wavealign.cli.output import say, say_json
 from wavealign.errors import InputError
 
 
@@ -78,4 +78,4 @@ def capture(
         why = "it called no diffusers transformer at these steps"
         raise Failure(f"{script} ended and nothing was recorded: {why}.", 1)
     for file in recorded.files:
-        click.echo(json.dumps({"file": str(file)}) if as_json else str(file))
+        say_json({"file": str(file)}) if as_json else say(file)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
+from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ def compare(
         for name in names:
             if name not in valid:
                 raise unknown_name(kind, name, valid)
-    rows_a = _chosen(load_rows([a]).rows, a, conditions, a_policy)
-    rows_b = _chosen(load_rows([b or a]).rows, b or a, conditions, b_policy)
+    loaded = {path: load_rows([path]) for path in (a, b or a)}
+    remark(*(text for found in loaded.values() for text in found.notes))
+    rows_a = _chosen(loaded[a].rows, a, conditions, a_policy)
+    rows_b = _chosen(loaded[b or a].rows, b or a, conditions, b_policy)
     skipped = (*ignore, "policy", "schedule_file") if a_policy is not None else ignore
     comparison = compare_rows(rows_a, rows_b, METRICS[metric], skipped)
     summary = comparison.summary()
@@ -87,32 +89,30 @@ def compare(
     fields = list(by) or words.default_groups(comparison)
     if as_json:
         for record in words.records(comparison, fields, verdict):
-            click.echo(json.dumps(record, allow_nan=False))
+            say_json(record)
     else:
         from wavealign.report.tables import print_table
 
-        click.echo(verdict.text + "\n")
+        say(verdict.text, "")
         for name, path, rows, alone, policy in (
             ("A", a, rows_a, comparison.only_a, a_policy),
             ("B", b or a, rows_b, comparison.only_b, b_policy),
         ):
             what = f"{path}, policy {policy}" if policy else path
-            click.echo(f"{name}      {what}: {len(rows)} rows, {len(alone)} without a partner")
+            say(f"{name}      {what}: {len(rows)} rows, {len(alone)} without a partner")
         if comparison.unusable:
-            click.echo(f"{comparison.unusable} more pairs have no usable {metric}.")
-        click.echo(words.noise_line(comparison, summary))
+            say(f"{comparison.unusable} more pairs have no usable {metric}.")
+        say(words.noise_line(comparison, summary))
         if summary.by_mask:
-            click.echo("CI     over masks: policies of one mask tend to differ together")
+            say("CI     over masks: policies of one mask tend to differ together")
         for name, (in_a, in_b) in comparison.differs.items():
-            click.echo(f"{name}: {in_a} in A, {in_b} in B")
+            say(f"{name}: {in_a} in A, {in_b} in B")
         if fields:
-            click.echo()
+            say("")
             print_table(words.groups_table(comparison, fields))
-        click.echo("\n".join(["", *words.extremes(comparison)]))
+        say("", *words.extremes(comparison))
     if fail_over is not None and verdict.outcome == "worse":
-        import math
-
-        worse = abs(100 * math.expm1(summary.mean) if METRICS[metric].ratio else summary.mean)
+        worse = abs(METRICS[metric].told(summary.mean))
         if worse > fail_over:
             raise Failure(f"B is worse than A by {worse:.2f}, over --fail-over {fail_over:g}.", 1)
 

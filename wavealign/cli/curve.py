@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import click
 from wavealign._version import __version__
 from wavealign.cli import options
 from wavealign.cli.failure import Command
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.sim.curve import Curve
@@ -56,6 +57,7 @@ def curve(
     from wavealign.order import Schedule, build_schedule, parse_policy
     from wavealign.report.progress import Progress
     from wavealign.sim.curve import curve_sizes, hit_curve
+    from wavealign.structures import json_text
     from wavealign.units import format_heads, parse_size
 
     setup = options.make_setup(given, model="fast")
@@ -79,7 +81,7 @@ def curve(
         "wave": setup.wave,
     }  # fmt: skip
     curves: list[Curve] = []
-    lines: list[str] = []
+    rows: list[dict[str, Any]] = []
 
     def one_curve(recipe: str | Schedule) -> Curve:
         if isinstance(recipe, str):
@@ -90,20 +92,21 @@ def curve(
     with Progress(len(recipes), "replaying", quiet) as progress, ThreadPoolExecutor(1) as thread:
         for recipe in recipes:
             curves.append(thread.submit(one_curve, recipe).result())
-            lines.extend(_json_lines(curves[-1], terms))
+            rows.extend(_rows(curves[-1], terms))
             progress.advance(curves[-1].policy)
     if out:
         with whole_file(out) as stream:
-            stream.write("".join(line + "\n" for line in lines).encode())
+            stream.writelines(f"{json_text(row)}\n".encode() for row in rows)
     if as_json:
-        click.echo("\n".join(lines))
+        for row in rows:
+            say_json(row)
     else:
         from wavealign.report.tables import curves_table, launch_lines, print_table
 
-        click.echo("\n".join(launch_lines(mask, loaded.name, of_heads, setup)))
-        click.echo("\nL2 hit ratio (%) at every L2 size; * is the one above.\n")
+        say(*launch_lines(mask, loaded.name, of_heads, setup), "")
+        say("L2 hit ratio (%) at every L2 size; * is the one above.", "")
         print_table(curves_table(curves, setup.l2_capacity_bytes))
-        click.echo(f"\n{_CAVEAT}")
+        say("", _CAVEAT)
     if plot:
         from wavealign.report.curve_plot import plot_curves
 
@@ -111,15 +114,12 @@ def curve(
         plot_curves(curves, setup.l2_capacity_bytes, title, plot)
 
 
-def _json_lines(curve: Curve, terms: dict[str, Any]) -> list[str]:
-    """One line a size; the hit ratio is null where nothing was requested."""
-    lines = []
+def _rows(curve: Curve, terms: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row a size; the hit ratio is null where nothing was requested."""
     columns = (curve.sizes_bytes, curve.hit_frac, curve.hbm_read_bytes)
     for size_bytes, hit_frac, read_bytes in zip(*columns, strict=True):
-        row = {
+        yield {
             "schema": CURVE_SCHEMA, "policy": curve.policy, **terms, "l2_bytes": int(size_bytes),
             "l2_hit_frac": float(hit_frac) if curve.requested_bytes else None,
             "hbm_read_bytes": int(read_bytes), "version": __version__,
         }  # fmt: skip
-        lines.append(json.dumps(row, allow_nan=False))
-    return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from click.core import ParameterSource
 
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
+from wavealign.cli.output import say, say_json
 from wavealign.cli.qk import check_device, choose_grid, open_source, qk_options, text_tokens
 from wavealign.errors import InputError
 
@@ -96,7 +96,7 @@ def diagnose(
                 one = diagnose_head(q, k, rows=rows, positions=positions, where=(step, *place))
                 found.append(one)
                 if as_json:
-                    click.echo(json.dumps(one.to_row()))
+                    say_json(one.to_row())
                 progress.advance(f"step {step}, {told}")
         except KeyboardInterrupt:
             interrupted = True
@@ -105,7 +105,7 @@ def diagnose(
 
         print_table(diagnosis_table(found, per_head))
         unit = "tokens" if distance == "tokens" else "steps of the grid"
-        click.echo(f"\nentropy in nats, distance in {unit}; uniform attention: 1.000")
+        say("", f"entropy in nats, distance in {unit}; uniform attention: 1.000")
     if found and plot is not None:
         from wavealign.report.diagnosis_plot import plot_diagnosis
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from wavealign.cli.failure import Command
+from wavealign.cli.output import say_json
 
 if TYPE_CHECKING:
     from wavealign.gpu.backend import Backend
@@ -31,7 +31,7 @@ def doctor(probe: bool, as_json: bool) -> None:
     checks = diagnose(_backends(), probe)
     if as_json:
         rows = [dataclasses.asdict(check) for check in checks]
-        click.echo(json.dumps({"schema": DOCTOR_SCHEMA, "checks": rows}))
+        say_json({"schema": DOCTOR_SCHEMA, "checks": rows})
         return
     from wavealign.report.gpu_tables import doctor_table
     from wavealign.report.tables import print_table

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from wavealign.errors import InputError, MissingCapabilityError, WaveAlignError
+from wavealign.foreign import shown
 
 # Parameters of the commands that name a file to write, and files to read.
 _OUTPUTS = {"out", "plot", "save_qk"}
@@ -19,13 +23,18 @@ _INPUTS = {
     "mask_path", "mask_paths", "schedule_paths", "sources", "runs", "masks", "simulate", "qk_path",
     "clip", "vit",
 }  # fmt: skip
+# What looking for a file that an argument names may end with.
+_WRONG_PATHS = {
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
 
 
 class Failure(click.ClickException):
     """Ends the program with a message on stderr and this exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+        super().__init__(shown(message))
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
@@ -72,7 +81,43 @@ class Command(click.Command):
                             f"{target}: {output.opts[-1]} would overwrite the file that "
                             f"{spelled} names; choose another one to write."
                         )
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except WaveAlignError as problem:
+            problem.args = (str(problem) + who_has(str(problem), ctx),)
+            raise
+
+
+def who_has(message: str, ctx: click.Context) -> str:
+    """Says of options that a message names, and the command lacks, which command has them.
+
+    Args:
+        message: of an error that several commands can end with.
+        ctx: of the command that it ended.
+    """
+    own = _options(ctx.command)
+    every = dict(_commands(ctx.find_root().command))
+    name = next((name for name, command in every.items() if command is ctx.command), ctx.info_name)
+    # What stands behind the name of a command is said of that command.
+    message = re.sub(r"wavealign [a-z][^.;`]*", "", message)
+    told = ""
+    for option in dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", message)):
+        owners = [other for other, command in every.items() if option in _options(command)]
+        if option not in own and owners:
+            best = "mask convert" if "mask convert" in owners else owners[0]
+            told += f" (`wavealign {name}` has no {option}; `wavealign {best}` has.)"
+    return told
+
+
+def _options(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def _commands(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command below, with its name behind ``wavealign``."""
+    for below, inner in getattr(command, "commands", {}).items():
+        yield f"{name}{below}", inner
+        yield from _commands(inner, f"{name}{below} ")
 
 
 def _same_file(path: str, target: str) -> bool:
@@ -94,8 +139,17 @@ class Group(click.Group):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         return super().main(*args, **kwargs)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the arguments of the program itself."""
+        with _shown_usage():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        with _shown_usage():
+            return self._run(ctx)
+
+    def _run(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk behind stdout shows here, not after the exit code
@@ -117,11 +171,25 @@ class Group(click.Group):
                 raise cause from None
             raise
         except OSError as problem:
+            where = f"{problem.filename}: " if problem.filename else ""
+            if problem.errno in _WRONG_PATHS and where:
+                raise Failure(f"{where}can't be used ({problem.strerror}).", 2) from problem
             if problem.errno != errno.ENOSPC:
                 raise
             _drop_stdout()
-            where = f"{problem.filename}: " if problem.filename else ""
             raise Failure(f"{where}no space left; the output is cut off.", 1) from problem
+
+
+@contextmanager
+def _shown_usage() -> Iterator[None]:
+    """Inside this block click's own errors show arguments as text; pages of help are ours."""
+    try:
+        yield
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()):
+        raise
+    except click.ClickException as problem:
+        problem.message = shown(problem.message)  # type: ignore[misc]
+        raise
 
 
 def _drop_stdout() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wavealign.cli import options
 from wavealign.cli.failure import Command
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.guard.decide import Decision
@@ -49,16 +49,17 @@ def guard(objective: str, uses: float, seed: int, as_json: bool, **given: Any) -
     decision = dataclasses.replace(decision, heads=heads)
     if as_json:
         for row in _rows(decision, loaded.name, model):
-            click.echo(json.dumps(row))
+            say_json(row)
         return
-    click.echo(decision.explain())
+    say(*decision.explain().split("\n"))
     before = sum(head.original.time_ms for head in decision.heads)
     after = sum(head.chosen.time_ms for head in decision.heads)
-    click.echo(
-        f"\n{loaded.name}: {before:.3g} ms -> {after:.3g} ms + {decision.plan_ms:.2g} ms of "
+    say(
+        "",
+        f"{loaded.name}: {before:.3g} ms -> {after:.3g} ms + {decision.plan_ms:.2g} ms of "
         f"planning ({0.0 - decision.win_frac:+.1%}). Estimates for {model.setup.device.name}, "
         f"{model.setup.kernel.name}, {given['regime']}; constants {model.profile.source}, "
-        f"planning times: {model.profile.plan_source}."
+        f"planning times: {model.profile.plan_source}.",
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import click
 
 from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
+from wavealign.cli.output import say, say_json
 
 
 @click.command(cls=Command)
@@ -19,16 +19,18 @@ def policies(as_json: bool) -> None:
 
     if as_json:
         for entry in registry():
-            click.echo(json.dumps(dataclasses.asdict(entry), ensure_ascii=False))
+            say_json(dataclasses.asdict(entry))
         return
     from wavealign.report.tables import policies_table, policy_parameters_table, print_table
 
-    click.echo("A policy is ROWS[/VISITS], e.g. svd+nnz or nnz/shuffled+sawtooth.\n")
+    say("A policy is ROWS[/VISITS], e.g. svd+nnz or nnz/shuffled+sawtooth.", "")
     print_table(policies_table(registry()))
-    click.echo(
-        "\nParameters stand in parentheses behind ROWS or VISITS (quote them in a shell): "
+    say(
+        "",
+        "Parameters stand in parentheses behind ROWS or VISITS (quote them in a shell): "
         "'svd+nnz(rank=4,wave=132)', 'nnz-dealt(span=0.06)/shuffled+phased(seed=3)'. Those of an "
-        "alias go to its parts.\n"
+        "alias go to its parts.",
+        "",
     )
     print_table(policy_parameters_table(registry()))
 
@@ -48,21 +50,21 @@ def methods(name: str | None, as_json: bool) -> None:
             row = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
             row["params"] = dataclasses.asdict(method.params())
             del row["function"]
-            click.echo(json.dumps(row, ensure_ascii=False))
+            say_json(row)
         return
     if name is not None:
         (method,) = chosen
-        click.echo(f"{method.name}: {method.formula}\nsource: {method.source}\n")
-        click.echo(inspect.cleandoc(method.params.__doc__ or ""))
-        click.echo("\nDefaults:")
+        say(f"{method.name}: {method.formula}", f"source: {method.source}", "")
+        say(*inspect.cleandoc(method.params.__doc__ or "").splitlines())
+        say("", "Defaults:")
         for name, value in dataclasses.asdict(method.params()).items():
             text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            click.echo(f"  --set {name}={text.lower() if value in (True, False) else text}")
+            say(f"  --set {name}={text.lower() if value in (True, False) else text}")
         return
     from wavealign.report.tables import methods_table, print_table
 
     print_table(methods_table(chosen))
-    click.echo("\nParameters: `wavealign methods NAME`.")
+    say("", "Parameters: `wavealign methods NAME`.")
 
 
 @click.command(cls=Command)
@@ -80,7 +82,7 @@ def devices(as_json: bool) -> None:
                     {"block_q": q, "block_kv": kv, "cycles": cycles}
                     for (q, kv), cycles in kernel["block_cycles"].items()
                 ]
-            click.echo(json.dumps(row))
+            say_json(row)
         return
     from wavealign.report.tables import devices_table, print_table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ from wavealign.cli import options
 from wavealign.cli.failure import Command
 from wavealign.cli.mask_convert import convert, described
 from wavealign.cli.mask_make import make
+from wavealign.cli.output import say, say_json
 
 
 @click.group()
@@ -73,16 +73,18 @@ def info(
                 **({"recall_frac": recalls[index]} if recalls is not None else {}),
                 "meta": dict(mask.meta),
             }  # fmt: skip
-            click.echo(json.dumps(row))
+            say_json(row)
         return
     notes = [*loaded.understood_as, *(f"meta {name}: {value}" for name, value in mask.meta.items())]
-    click.echo("\n  ".join([f"{file}, read as", *notes, f"digest: {mask.digest}\n"]))
+    notes.append(f"digest: {mask.digest}")
+    say(f"{file}, read as", *(f"  {note}" for note in notes), "")
     print_table(stats_table(rows, setup, mask.block_kv, recalls))
-    click.echo(
-        f"\nL2: {setup.l2_capacity_bytes:,} bytes ({setup.l2_origin}). Spread: standard deviation "
+    say(
+        "",
+        f"L2: {setup.l2_capacity_bytes:,} bytes ({setup.l2_origin}). Spread: standard deviation "
         "/ mean of a row's NNZ. Overlap: Jaccard, of adjacent rows. K/V set: distinct K/V blocks "
         "that a head reads (largest head)."
-        + (" Recall: attention mass that the mask keeps, mean over queries." if recalls else "")
+        + (" Recall: attention mass that the mask keeps, mean over queries." if recalls else ""),
     )
     if total.empty_heads:
-        click.echo(f"{total.empty_heads} of {mask.H} heads keep no block at all.")
+        say(f"{total.empty_heads} of {mask.H} heads keep no block at all.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wavealign.cli import options
 from wavealign.cli.failure import Command
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask, LoadedMask
@@ -39,10 +39,10 @@ def convert(file: str, out: str, target: str, as_json: bool, **given: Any) -> No
     export_mask(out, mask, target)
     if as_json:
         row = {"schema": "wavealign.mask_converted/1", "mask": out, "form": target}
-        click.echo(json.dumps({**row, **described(loaded)}))
+        say_json({**row, **described(loaded)})
         return
-    click.echo("\n  ".join([f"{file}, read as", *loaded.understood_as]))
-    click.echo(f"{out}: {target}, digest {mask.digest}")
+    say(f"{file}, read as", *(f"  {note}" for note in loaded.understood_as))
+    say(f"{out}: {target}, digest {mask.digest}")
 
 
 def described(loaded: LoadedMask) -> dict[str, Any]:

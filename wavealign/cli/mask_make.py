@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +12,7 @@ import click
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.mask_convert import sizes
+from wavealign.cli.output import say, say_json
 from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 
 
@@ -98,16 +98,17 @@ def make(
             "head_row_nnz_spread": [stats.row_nnz_spread for stats in each],
             "seconds": round(seconds, 3), "meta": dict(mask.meta),
         }  # fmt: skip
-        click.echo(json.dumps(row))
+        say_json(row)
         return
     from wavealign.report.tables import made_table, print_table
 
     if note := mask.meta.get("note"):
-        click.echo(f"{note}\n")
+        say(note, "")
     numbered = zip(each, head_ids, strict=True)
     each = [dataclasses.replace(stats, head=head) for stats, head in numbered]
     print_table(made_table([*each, total] if len(each) > 1 else each))
-    click.echo(
-        f"\n{out}: {method}, {mask.H} heads of {mask.M} x {mask.N} blocks of {mask.block_q} x "
-        f"{mask.block_kv} tokens, {seconds:.1f} s"
+    say(
+        "",
+        f"{out}: {method}, {mask.H} heads of {mask.M} x {mask.N} blocks of {mask.block_q} x "
+        f"{mask.block_kv} tokens, {seconds:.1f} s",
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.sim.local_search import Improved
@@ -91,13 +91,13 @@ def order(
             "interrupted": found.interrupted,
         }  # fmt: skip
     if as_json:
-        click.echo(json.dumps(row))
+        say_json(row)
     else:
         what = f"{schedule.policy} for {H} heads of {M} x {N} blocks"
-        click.echo(f"{out}: {what}, {setup.wave} rows in flight")
+        say(f"{out}: {what}, {setup.wave} rows in flight")
         if found is not None:
             start, best = (_value(found.objective, v) for v in (found.start, found.best))
-            click.echo(
+            say(
                 f"{found.start_policy}: {start}; improved: {best} "
                 f"({_change(found.start, found.best)}), simulated on {setup.device.name}, "
                 f"{setup.model} model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wavealign.cli.options import group
-from wavealign.errors import InputError, MissingCapabilityError
+from wavealign.errors import InputError, MissingCapabilityError, said_of
 
 if TYPE_CHECKING:
     from wavealign.qk import TokenGrid
@@ -107,6 +106,7 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     from wavealign.qk import find_model
     from wavealign.qk.sources import save_qk
     from wavealign.report.progress import Progress
+    from wavealign.structures import json_text
     from wavealign.units import parse_heads
 
     require("av", "video", "--clip")
@@ -118,10 +118,8 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     if options["text_tokens"]:
         raise InputError("--clip makes video tokens only; leave --text-tokens out.")
     vit = ImageViT.load(options["vit"])
-    try:
+    with said_of("--layers"):
         layers = parse_heads(options["layers"], vit.layers, "layer")
-    except InputError as problem:
-        raise InputError(f"--layers: {problem}") from problem
     step = options["clip_step"] or find_model(options["model"]).stride[0]
     profile = None if options["profile"] == "none" else options["profile"]
     keep = options["save_qk"]
@@ -133,7 +131,7 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
             lambda index: progress.advance(f"frame {index}"),
         )  # fmt: skip
     if keep is not None:
-        about = {"grid": str(grid), "about": json.dumps(source.about)}
+        about = {"grid": str(grid), "about": json_text(source.about)}
         save_qk(Path(keep), source.q, source.k, about)
     return source
 
@@ -147,7 +145,7 @@ def text_tokens(options: Mapping[str, Any], source: QKSource | None) -> int:
     given = options["text_tokens"]
     if given is None and options["grid_text"] is None and options["size"] is None:
         written = getattr(source, "about", {}).get("text_tokens", "0")
-        if not str(written).isdecimal():
+        if not (str(written).isdecimal() and len(str(written)) < 10):
             where = f"{getattr(source, 'path', 'Q and K')}: text_tokens is '{written}'"
             raise InputError(f"{where} in its metadata; expected a number, or give --text-tokens.")
         return int(written)
@@ -177,4 +175,7 @@ def choose_grid(options: Mapping[str, Any], source: QKSource | None = None) -> T
     if options["grid_text"] is not None:
         return TokenGrid.parse(options["grid_text"])
     written = getattr(source, "about", {}).get("grid")
-    return TokenGrid.parse(written) if isinstance(written, str) else None
+    if not isinstance(written, str):
+        return None
+    with said_of(f"{getattr(source, 'path', 'Q and K')}: its metadata"):
+        return TokenGrid.parse(written)

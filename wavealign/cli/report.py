@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from wavealign.cli.failure import Command
 from wavealign.cli.options import cores, jobs_option, json_option, quiet_option
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
@@ -82,12 +82,12 @@ def report(
                 for a in found
             ],
         }  # fmt: skip
-        click.echo(json.dumps(record, allow_nan=False))
+        say_json(record)
         return
     for a in found:
-        click.echo(f"{a.label}: {a.text}")
+        say(f"{a.label}: {a.text}")
     failed = f", {len(loaded.failed)} failed trials" if loaded.failed else ""
-    click.echo(f"{out}: {len(loaded.rows)} runs{failed}, {size_bytes / 1e6:.2f} MB")
+    say(f"{out}: {len(loaded.rows)} runs{failed}, {size_bytes / 1e6:.2f} MB")
 
 
 def _masks(

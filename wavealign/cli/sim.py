@@ -9,6 +9,7 @@ import click
 
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
+from wavealign.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
@@ -87,7 +88,7 @@ def sim(
                 if writer is not None:
                     writer.write([result])
                 if as_json:
-                    click.echo(result.to_json())
+                    say_json(result.to_json())
             progress.advance(result.policy)
 
         try:
@@ -115,7 +116,7 @@ def _print_results(
 
     launch = [result for result in results if result.head is None]
     lines = launch_lines(loaded.mask, loaded.name, launch[0].heads, setup)
-    click.echo("\n".join([*lines, timing_line(setup), ""]))
+    say(*lines, timing_line(setup), "")
     if all(result.policy != "original" for result in launch):
         launch.insert(0, baselines[None])
     print_table(results_table(launch, baselines))
@@ -125,13 +126,14 @@ def _print_results(
     requested, compulsory = (
         decimal_size(size)(size) for size in (first.l2_requested_bytes, first.compulsory_bytes)
     )
-    click.echo(
-        f"\nRequested {requested} of K/V; compulsory reads {compulsory}.{energy} OPT: the least "
+    say(
+        "",
+        f"Requested {requested} of K/V; compulsory reads {compulsory}.{energy} OPT: the least "
         "that any cache replacement could read in this order. limit: the same rows with all K/V in "
         "L2. gap: (1/density) / speedup over dense. "
-        f"Simulated, {setup.model} model, {setup.regime} regime (docs/fidelity.md)."
+        f"Simulated, {setup.model} model, {setup.regime} regime (docs/fidelity.md).",
     )
     separate = [result for result in results if result.head is not None]
     if separate:
-        click.echo("\nEach head launched on its own:\n")
+        say("", "Each head launched on its own:", "")
         print_table(results_table(separate, baselines))

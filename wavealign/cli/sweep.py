@@ -11,6 +11,7 @@ import click
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
+from wavealign.cli.output import remark, say, say_json
 from wavealign.runs.launch import OBJECTIVES
 from wavealign.sweep import EXECUTORS, SEARCHES
 
@@ -98,7 +99,7 @@ def sweep(
     try:
         records = run_sweep(
             swept, out,
-            retry_failed=retry_failed, stages=shown.stage, on_trial=shown.take, note=_say,
+            retry_failed=retry_failed, stages=shown.stage, on_trial=shown.take, note=remark,
         )  # fmt: skip
     except SweepInterruptedError as interrupted:
         raise Failure(
@@ -110,7 +111,7 @@ def sweep(
     if failures := [record for record in records if record.status == "failed"]:
         for record in failures[:_SHOWN_FAILURES]:
             spec = record.spec
-            _say(f"failed: {spec.policy} on {spec.mask}, {spec.device}: {record.error}")
+            remark(f"failed: {spec.policy} on {spec.mask}, {spec.device}: {record.error}")
         raise Failure(
             f"{len(failures)} of {len(records)} trials failed; {out}/trials has their errors, "
             "--retry-failed runs them again.",
@@ -162,18 +163,14 @@ def _print(records: list[TrialRecord], out: str, field: str, as_json: bool) -> N
     if as_json:
         for record in done:
             assert record.result is not None
-            click.echo(record.result.to_json())
+            say_json(record.result.to_json())
         return
     for source in ("simulated", "measured"):
         if part := [record for record in done if record.spec.source == source]:
-            click.echo(f"{source}, {len(part)} trials, the best by {field}:\n")
+            say(f"{source}, {len(part)} trials, the best by {field}:", "")
             print_table(best_table(part, field))
-            click.echo()
-    click.echo(
+            say("")
+    say(
         "speedup and changes: against original. over limit: time / time with all K/V in L2. "
         f"{Path(out)}/results.jsonl holds every row."
     )
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

@@ -11,10 +11,12 @@ import click
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, load_heads, seed_option
+from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
     from wavealign.report.validation import Pair
+    from wavealign.runs.result import CacheControl
     from wavealign.validation import Case
 
 DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resync")
@@ -84,7 +86,7 @@ def validate(
     heads: str | None,
     backend_names: tuple[str, ...],
     policies: tuple[str, ...],
-    cache_control: str,
+    cache_control: CacheControl,
     limit: bool,
     dense: bool,
     check: bool,
@@ -136,7 +138,7 @@ def validate(
         runs = validation.validate(
             masks, backends, terms, rig, telemetry, options,
             stages=lambda steps, what: Progress(steps, what, quiet),
-            note=lambda text: None if quiet else click.echo(text, err=True),
+            note=(lambda _: None) if quiet else remark,
         )  # fmt: skip
         try:
             for case, ran in itertools.groupby(runs, lambda run: run[0]):
@@ -147,10 +149,10 @@ def validate(
                     if writer is not None:
                         writer.write([measured])
                     if as_json:
-                        click.echo(measured.to_json())
+                        say_json(measured.to_json())
                 if trace:
                     path = validation.trace_case(case, Path(trace))
-                    click.echo(f"{path}: traces of {len(case.schedules)} launches", err=True)
+                    remark(f"{path}: traces of {len(case.schedules)} launches")
                 if not as_json:
                     _print(case, pairs)
         except KeyboardInterrupt:
@@ -163,19 +165,17 @@ def _print(case: Case, pairs: list[Pair]) -> None:
     from wavealign.report.validation import costs_line, validation_table, verdict_line
 
     mask, first = case.mask, pairs[0][0]
-    click.echo(
+    say(
         f"{first.mask}, heads {first.heads}: {mask.M} x {mask.N} blocks of {mask.block_q} x "
         f"{mask.block_kv} tokens, density {mask.density:.3f}; {first.backend_version} on "
         f"{first.gpu}, driver {first.driver}, {first.wave} rows in flight"
     )
     for regime in dict.fromkeys(measured.regime for measured, _ in pairs):
         part = [pair for pair in pairs if pair[0].regime == regime]
-        click.echo(f"\n{regime}:")
+        say("", f"{regime}:")
         print_table(validation_table(part))
-        click.echo(verdict_line(part))
+        say(verdict_line(part))
     if first.dense_ms is not None:
         gaps = ", ".join(f"{m.policy} {m.gap:.2f}" for m, _ in pairs if m.gap is not None)
-        click.echo(
-            f"dense attention takes {first.dense_ms:.2f} ms; gap (1/density) / speedup: {gaps}."
-        )
-    click.echo(costs_line([measured for measured, _ in pairs]) + "\n")
+        say(f"dense attention takes {first.dense_ms:.2f} ms; gap (1/density) / speedup: {gaps}.")
+    say(costs_line([measured for measured, _ in pairs]), "")

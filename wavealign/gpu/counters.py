@@ -98,7 +98,7 @@ def derive(row: Mapping[str, str]) -> Counters:
     time_ns, cycles = value["time"], value["cycles"]
     hit_frac = None
     if tex and tex_hit is not None and fabric_hit is not None:
-        hit_frac = (tex_hit + fabric_hit) / tex
+        hit_frac = min(1.0, (tex_hit + fabric_hit) / tex)  # counted in passes that differ a little
     return Counters(
         kernel=row["Kernel Name"], time_ms=None if time_ns is None else time_ns / 1e6,
         l2_hit_frac=hit_frac, lts_sector_hit_frac=_fraction(value["sector_hit_pct"]),
@@ -156,7 +156,7 @@ def _first(row: Mapping[str, str], names: Iterable[str]) -> float | None:
 
 
 def _fraction(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
+    return None if percent is None else min(1.0, percent / 100)
 
 
 def _count(value: float | None, unit: int = 1) -> int | None:

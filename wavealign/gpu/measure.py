@@ -25,7 +25,7 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
 from wavealign.runs.launch import Launch
-from wavealign.runs.result import Environment, Outcome, Result
+from wavealign.runs.result import CacheControl, Environment, Outcome, Result
 
 _NOT_COUNTED = Counters(kernel="")
 _RESIDENT_BYTES = 6 * 2**20  # K/V of the compute limit: a tenth of an H200's L2
@@ -58,7 +58,7 @@ class Options:
     check: bool = True
     limit: bool = True
     dense: bool = True
-    cache_control: str = "all"
+    cache_control: CacheControl = "all"
 
 
 @dataclass

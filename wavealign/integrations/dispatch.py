@@ -212,7 +212,7 @@ class SiteProcessor:
     @torch.compiler.disable
     def hold(self) -> None:
         """See to it that the module asks for sites as long as this processor is under a model."""
-        with _holding:
+        with _holding.lock:
             wrap(sys.modules[self._module], _by_sites, inside=True)
             if self not in _held:  # new, or a copy of one
                 _held.add(self)
@@ -226,7 +226,7 @@ class SiteProcessor:
         """Be the model's processor from now on, wherever it was put meanwhile."""
         vars(self).update(_removed=True)
         self._site.progress.close()
-        with _holding:
+        with _holding.lock:
             _held.discard(self)
             _release(self._module)
 
@@ -286,6 +286,6 @@ _holding = ForkSafeLock()  # a thread that holds it may collect a processor, whi
 
 def _release(module: str) -> None:
     """Give a module its operation back when no processor needs it."""
-    with _holding:
+    with _holding.lock:
         if module in sys.modules and not any(processor._module == module for processor in _held):
             unwrap(sys.modules[module], _by_sites)

@@ -264,7 +264,7 @@ class Progress(Watch):
                 "the transformer is captured in a CUDA graph, and steps are counted on the host; "
                 "expected a call outside of a capture."
             )
-        with _beginning:
+        with _beginning.lock:
             self._refuse_others()
             before = self._running, self._thread
             self._running, self._thread = True, threading.get_ident()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from wavealign._extras import require
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.npz import check_writable, save_npz, whole_file
+from wavealign.structures import json_text
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -29,7 +29,7 @@ def _native(mask: BlockMask) -> Arrays:
         "schema": np.asarray("wavealign.mask/1"),
         "shape": np.asarray(mask.shape, dtype=np.int64),
         **_sizes(mask),
-        "meta": np.asarray(json.dumps(dict(mask.meta), sort_keys=True)),
+        "meta": np.asarray(json_text(dict(mask.meta), sort_keys=True)),
     }
 
 

@@ -8,19 +8,19 @@ size is given by the caller, and so are the layouts of other programs (`wavealig
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wavealign.errors import unknown_name
+from wavealign.errors import said_of, unknown_name
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.checks import zeros_and_ones
 from wavealign.masks.export import packed
 from wavealign.masks.layouts import LAYOUTS, Layout, Reading, length_note, lengths
 from wavealign.npz import ArrayFile, save_npz
+from wavealign.structures import read_json
 from wavealign.tensor_files import open_arrays
 
 MASK_SCHEMA = "wavealign.mask/1"
@@ -129,7 +129,7 @@ def _foreign(file: ArrayFile, form: str | None) -> Layout | None:
         names += [f"native ('{own[0]}')"] if own else []
         raise file.error(
             f"can be read in {len(names)} ways: {'; '.join(names)}. Choose with --format, e.g. "
-            f"--format {found[0].name} (where a command has none, `wavealign mask convert` has)."
+            f"--format {found[0].name}."
         )
     return found[0] if found else None
 
@@ -203,10 +203,9 @@ def _block_size(at: Reading) -> tuple[int, int]:
 def _meta(file: ArrayFile) -> dict[str, Any]:
     if "meta" not in file:
         return {}
-    try:
-        meta = json.loads(file.text("meta"))
-    except json.JSONDecodeError as problem:
-        raise file.error(f"'meta' is not JSON ({problem}).") from problem
+    text = file.text("meta")
+    with file.blamed(), said_of("'meta'"):
+        meta = read_json(text)
     if not isinstance(meta, dict):
         raise file.error("'meta' is not a JSON object.")
     return meta

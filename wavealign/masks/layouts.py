@@ -104,8 +104,7 @@ def _counted(
             why = (
                 f"The sequence length says {N} K/V blocks."
                 if tokens is not None
-                else f"The lists are {N} wide; if they are compact, give --seq-len"
-                " (where a command has none, `wavealign mask convert` has)."
+                else f"The lists are {N} wide; if they are compact, give --seq-len."
             )
             raise file.error(
                 f"'{index_name}' holds K/V block {wrong}; expected 0 to {N - 1}. {why}"
@@ -191,7 +190,7 @@ def _flashinfer(at: Reading) -> BlockMask:
     if tokens is None:
         raise file.error(
             "doesn't say how many K/V blocks there are; store 'M' and 'N' (tokens), or give "
-            "--seq-len (where a command has none, `wavealign mask convert` has)."
+            "--seq-len."
         )
     return _mask(at, counts, indices, (H, M, math.ceil(tokens[1] / block[1])), block, tokens)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wavealign.errors import InputError
+from wavealign.errors import InputError, said_of
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array, row_pointers
 from wavealign.npz import NpzFile, save_npz
 
@@ -174,12 +174,10 @@ class Schedule:
             InputError: the file isn't a schedule, or not one of this mask.
         """
         schedule = cls.load(path)
-        try:
+        with said_of(path):
             if heads is not None and max(heads) < schedule.shape[0]:
                 schedule = schedule.select_heads(heads)
             schedule.check(mask)
-        except InputError as problem:
-            raise InputError(f"{path}: {problem}") from problem
         return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")
 
 

@@ -50,7 +50,7 @@ class TokenGrid:
         Raises:
             InputError: not three positive whole numbers.
         """
-        match = re.fullmatch(r"(\d+)[xX×,](\d+)[xX×,](\d+)", text.strip())
+        match = re.fullmatch(r"(\d{1,9})[xX×,](\d{1,9})[xX×,](\d{1,9})", text.strip())
         if match is None:
             raise InputError(
                 f"grid '{text}' can't be read; expected frames, height and width in tokens, e.g. "

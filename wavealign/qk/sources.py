@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
-import zipfile
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +12,12 @@ import torch
 from torch import Tensor
 
 from wavealign._extras import require
-from wavealign.errors import InputError
+from wavealign.errors import InputError, said_of
 from wavealign.npz import NpzFile
+from wavealign.structures import read_json
+from wavealign.tensor_files import open_safetensors
 
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _HINT = "expected 'q' and 'k', [heads, tokens, head_dim] each"
 
 
@@ -117,25 +117,30 @@ class FileSource(AbstractContextManager["FileSource"]):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.about: dict[str, str] = {}
-        self._stack = ExitStack()
-        try:
+        with ExitStack() as stack:
             suffix = self.path.suffix.lower()
             if suffix == ".safetensors":
-                self._q, self._k, self.about = _open_safetensors(self.path, self._stack)
+                file = stack.enter_context(open_safetensors(self.path, "pt"))
+                names, self.about = list(file.keys()), dict(file.metadata() or {})
+                part = file.get_slice
             elif suffix == ".npz":
-                self._q, self._k = _open_npz(self.path)
+                arrays = stack.enter_context(NpzFile(self.path))
+                names, part = arrays.names, arrays.mapped_or_read
             else:
-                raise InputError("unknown kind of Q/K file; expected .safetensors or .npz.")
-            q, k = _shape(self._q), _shape(self._k)
-            self._batch = len(q) == 4 and q[0] == 1
-            skip = int(self._batch)
-            _check_shapes(q[skip:], k[skip:])
-        except InputError as problem:
-            self.close()
-            if str(problem).startswith(str(self.path)):
-                raise
-            raise InputError(f"{self.path}: {problem}") from None
-        self.heads, self.tokens, self.head_dim = q[skip:]
+                raise InputError(f"{self.path}: unknown kind; expected .safetensors or .npz.")
+            with said_of(self.path):
+                _check_names(names)
+            self._q, self._k = part("q"), part("k")
+            with said_of(self.path):
+                for name, found in (("q", self._q), ("k", self._k)):
+                    dtype = _dtype(found)
+                    _check_dtype(name, dtype, dtype in _FLOATS)
+                q, k = _shape(self._q), _shape(self._k)
+                self._batch = len(q) == 4 and q[0] == 1
+                _check_shapes(q[self._batch :], k[self._batch :])
+                self._told = _told(self.about)
+            self._stack = stack.pop_all()
+        self.heads, self.tokens, self.head_dim = q[self._batch :]
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -146,8 +151,8 @@ class FileSource(AbstractContextManager["FileSource"]):
 
     def describe(self) -> dict[str, Any]:
         """What it is, for a mask's meta."""
-        known = {n: self.about[n] for n in ("model", "layer", "step") if n in self.about}
-        return {"qk": self.path.name, **known, **json.loads(self.about.get("about", "{}"))}
+        known = {n: self.about[n] for n in self.about if n in ("model", "layer", "step")}
+        return {"qk": self.path.name, **known, **self._told}
 
     def read(self, head: int) -> tuple[Tensor, Tensor]:
         """Queries and keys of a head, float ``(L, D)`` in the file's dtype."""
@@ -179,63 +184,26 @@ def _shape(part: Any) -> tuple[int, ...]:
     return tuple(part.shape if isinstance(part, np.ndarray) else part.get_shape())
 
 
+def _dtype(part: Any) -> str:
+    """In safetensors' words."""
+    if not isinstance(part, np.ndarray):
+        return str(part.get_dtype())
+    floats = (np.float16, np.float32, np.float64)
+    return f"F{8 * part.dtype.itemsize}" if part.dtype in floats else str(part.dtype)
+
+
+def _told(about: dict[str, str]) -> dict[str, Any]:
+    """What the metadata say for a mask's meta."""
+    with said_of("'about' in its metadata"):
+        told = read_json(about.get("about", "{}"))
+    if not isinstance(told, dict):
+        raise InputError("'about' in its metadata is no JSON object.")
+    return told
+
+
 def _tensor(part: Any) -> Tensor:
     # A copy of an array: mapped memory is read-only.
     return part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
-
-
-def _open_safetensors(path: Path, stack: ExitStack) -> tuple[Any, Any, dict[str, str]]:
-    safetensors = require("safetensors", "methods", f"{path}")
-    if not path.is_file():
-        raise InputError(f"{path}: no such file.")
-    try:
-        file = stack.enter_context(safetensors.safe_open(path, framework="pt"))
-        names, about = list(file.keys()), file.metadata() or {}
-    except (safetensors.SafetensorError, OSError, json.JSONDecodeError) as problem:
-        raise InputError(
-            f"{path}: is damaged, cut off or no safetensors file ({problem}); write it again."
-        ) from problem
-    _check_names(names)
-    slices = file.get_slice("q"), file.get_slice("k")
-    for name, part in zip("qk", slices, strict=True):
-        _check_dtype(name, part.get_dtype(), part.get_dtype() in ("F64", "F32", "F16", "BF16"))
-    return (*slices, dict(about))
-
-
-def _open_npz(path: Path) -> tuple[Any, Any]:
-    with NpzFile(path) as file:
-        _check_names(file.names)
-        arrays = []
-        for name in "qk":
-            mapped = _map_member(path, name)
-            array = mapped if mapped is not None else file.array(name)
-            _check_dtype(name, str(array.dtype), array.dtype in (np.float16, np.float32, float))
-            arrays.append(array)
-    return arrays[0], arrays[1]
-
-
-def _map_member(path: Path, name: str) -> np.ndarray[Any, Any] | None:
-    """An array stored without compression, mapped into memory; None where it isn't one."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED:
-        return None
-    with path.open("rb") as stream:
-        stream.seek(info.header_offset + 26)  # the lengths of the name and of the extra field
-        name_bytes, extra_bytes = struct.unpack("<HH", stream.read(4))
-        stream.seek(info.header_offset + 30 + name_bytes + extra_bytes)
-        try:
-            version = np.lib.format.read_magic(stream)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, fortran, dtype = read(stream)
-        except (ValueError, KeyError):
-            return None
-        if dtype.hasobject or fortran:
-            return None
-        return np.memmap(path, dtype, "r", offset=stream.tell(), shape=shape)
 
 
 def _check_names(names: list[str]) -> None:

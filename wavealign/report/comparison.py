@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,22 +99,18 @@ def interval(summary: Summary, metric: Metric) -> str:
     """The confidence interval: ``"-1.2 to +0.3 %"``; a dash where there is none."""
     if summary.low is None or summary.high is None:
         return "-"
-    low, high = (_scaled(value, metric) for value in (summary.low, summary.high))
+    low, high = (metric.told(value) for value in (summary.low, summary.high))
     return f"{low:+.2f} to {high:+.2f} {_unit(metric)}"
 
 
 def signed(difference: float, metric: Metric) -> str:
     """The change from A to B: ``"-1.8 %"``, or ``"+2.1 points"``."""
-    return f"{_scaled(difference, metric):+.2f} {_unit(metric)}"
+    return f"{metric.told(difference):+.2f} {_unit(metric)}"
 
 
 def amount(difference: float, metric: Metric) -> str:
     """A change without its sign."""
-    return f"{abs(_scaled(difference, metric)):.2f} {_unit(metric)}"
-
-
-def _scaled(difference: float, metric: Metric) -> float:
-    return 100 * math.expm1(difference) if metric.ratio else difference
+    return f"{abs(metric.told(difference)):.2f} {_unit(metric)}"
 
 
 def _unit(metric: Metric) -> str:
@@ -127,7 +122,7 @@ def _amounts(summary: Summary, metric: Metric, inverted: bool) -> str:
     assert summary.low is not None
     assert summary.high is not None
     ends = [-end if inverted else end for end in (summary.low, summary.high)]
-    least, most = sorted(abs(_scaled(end, metric)) for end in ends)
+    least, most = sorted(abs(metric.told(end)) for end in ends)
     return f"{least:.2f} to {most:.2f} {_unit(metric)}"
 
 
@@ -221,10 +216,7 @@ def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list
 
     def summary_fields(summary: Summary) -> dict[str, Any]:
         def shown(value: float | None) -> float | None:
-            if value is None:
-                return None
-            value = math.exp(value) if metric.ratio else value
-            return value if math.isfinite(value) else None
+            return None if value is None else metric.written(value)
 
         suffix = "ratio" if metric.ratio else "points"
         parts = {"mean": summary.mean, "low": summary.low, "high": summary.high}
@@ -246,7 +238,7 @@ def records(comparison: Comparison, by: Sequence[str], verdict: Verdict) -> list
     same = ("mask", "mask_digest", "heads", "device", "kernel", "wave", "regime", "source", "seed")
     for pair in comparison.pairs:
         row = pair.of.flat()
-        change = math.exp(pair.difference) if metric.ratio else pair.difference
+        change = metric.written(pair.difference)
         lines.append({
             **head, "kind": "pair", **{name: row[name] for name in same},
             "policy_a": pair.of.policy, "policy_b": pair.policy_b, "a": pair.a, "b": pair.b,

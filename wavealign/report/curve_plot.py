@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from wavealign.report.plots import COLOURS, MUTED, check_plot, dress, new_figure, save
+from wavealign.report.plots import COLOURS, MUTED, check_plot, dress, labelled, new_figure, save
 from wavealign.sim.curve import Curve
 from wavealign.units import format_size
 
@@ -38,7 +38,7 @@ def plot_curves(
     for end, _, curve, colour in sorted(ends, key=lambda item: (-item[0], item[1])):
         height = min(end, height - _LABEL_GAP)
         axis.annotate(
-            curve.policy, (1.0, height), (6, 0), xycoords=("axes fraction", "data"),
+            labelled(curve.policy), (1.0, height), (6, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", fontsize=9, color=colour,
         )  # fmt: skip
     axis.axvline(l2_capacity_bytes / 2**20, color=MUTED, linewidth=1.0, linestyle="--")

@@ -8,11 +8,14 @@ from typing import Any
 
 from wavealign._extras import require
 from wavealign.errors import InputError
+from wavealign.foreign import shown
 from wavealign.npz import check_writable, whole_file
 from wavealign.runs.baseline import speedup
 from wavealign.runs.result import Result
 
 FORMATS = (".png", ".svg", ".pdf")
+
+_MOST_LABEL = 120  # characters
 
 BLUE, ORANGE, INK, MUTED = "#3b6fb6", "#d9822b", "#1f2328", "#6b7280"
 COLOURS = (BLUE, ORANGE, "#3f8f6b", "#8a5fb0", MUTED, "#b5475d", "#8a6d3b", "#2f8fa3")
@@ -56,7 +59,7 @@ def plot_policies(
     best = max(range(len(results)), key=lambda i: results[i].l2_hit_frac or 0.0, default=0)
     for axis, (label, values, text) in zip(axes, panels, strict=True):
         _bars(axis, label, values, text, best)
-    axes[0].set_yticks(range(len(results)), [result.policy for result in results])
+    axes[0].set_yticks(range(len(results)), [labelled(r.policy) for r in results])
     axes[0].invert_yaxis()
     save(figure, target)
 
@@ -73,8 +76,13 @@ def new_figure(width: float, height: float, title: str) -> Any:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    figure.suptitle(labelled(title), x=0.01, ha="left", fontsize=11, color=INK)
     return figure
+
+
+def labelled(text: str) -> str:
+    """A name as a picture shows it."""
+    return shown(text, _MOST_LABEL)
 
 
 def dress(axis: Any, x: str, y: str = "", grid: str = "both") -> None:
@@ -97,11 +105,17 @@ def dress(axis: Any, x: str, y: str = "", grid: str = "both") -> None:
 def save(figure: Any, target: Path) -> None:
     """Write a picture, whole or not at all.
 
-    No date or version is inside: the same results make the same file.
+    No date or version is inside: the same results make the same file. A dollar sign in a name is
+    one, and begins no formula.
     """
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     suffix = target.suffix.lower()
-    with whole_file(target) as stream:
+    with whole_file(target) as stream, rc_context({"text.parse_math": False}):
         figure.savefig(stream, dpi=150, metadata=metadata[suffix], format=suffix[1:])
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
+from wavealign.foreign import shown
+
 _EVERY_SECONDS = 5.0
+_MOST_DETAIL = 200  # characters
 
 
 class Progress:
@@ -43,7 +46,7 @@ class Progress:
 
     def advance_to(self, done: int, detail: str) -> None:
         """So many pieces are done."""
-        self.done = done
+        self.done, detail = done, shown(detail, _MOST_DETAIL)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{self._what} {detail}")
         elif not self._quiet and time.monotonic() - self._said >= _EVERY_SECONDS:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, OverflowMethod
 from rich.table import Table
 
+from wavealign.foreign import shown
 from wavealign.masks.block_mask import BlockMask
 from wavealign.masks.stats import MaskStats
 from wavealign.methods.registry import Method
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from wavealign.gpu.importance.diagnostics import Diagnosis
 
 _STATS = ("head", "density", "NNZ mean", "spread", "min", "max")
+_MOST_CELL = 200  # characters
 _PIPE_WIDTH = 200  # columns where stdout is no terminal: nothing is cut off
 
 
 def print_table(table: Table) -> None:
     """Write a table to stdout, whole even where stdout is a pipe or a narrow terminal.
 
-    Cells are shown as they are: names of masks may hold brackets, which rich would take for markup.
     Figures stand in right-aligned columns. They are never shortened: a terminal that is too narrow
     breaks the lines.
     """
@@ -224,6 +225,15 @@ def devices_table(profiles: Iterable[DeviceProfile]) -> Table:
     return table
 
 
+class Frame(Table):
+    """A table whose cells are text: what a name holds is neither markup nor an escape sequence."""
+
+    def add_row(self, *cells: Any, **how: Any) -> None:
+        """Add one; a styled cell is of our own making."""
+        texts = (shown(cell, _MOST_CELL) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*texts, **how)
+
+
 def table_frame(
     *left: str,
     right: Iterable[str] = (),
@@ -238,13 +248,13 @@ def table_frame(
         first: heading of a column of figures before them.
         overflow: what becomes of words that are too long.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Frame(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     if first is not None:
         table.add_column(first, justify="right")
     for heading in left:
         table.add_column(heading, overflow=overflow)
     for heading in right:
-        table.add_column(heading, justify="right")
+        table.add_column(shown(heading, _MOST_CELL), justify="right")
     return table
 
 

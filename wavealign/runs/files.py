@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from wavealign.errors import InputError
 from wavealign.runs.folder import MANIFEST, by_identity, read_manifest, torn_note, trial_files
 from wavealign.runs.launch import BASELINE, head_numbers
 from wavealign.runs.lines import read_lines
-from wavealign.runs.result import RUN_SCHEMA, Result
+from wavealign.runs.result import FIELDS, RUN_SCHEMA, Result
 from wavealign.runs.trial import TRIAL_SCHEMA, TrialRecord
+from wavealign.structures import read_json
 
 _EXPECTED = f"expected JSON lines of '{RUN_SCHEMA}' or '{TRIAL_SCHEMA}', or a sweep's folder"
 
@@ -74,7 +74,7 @@ def load_rows(paths: Sequence[str | Path]) -> Loaded:
         if path.is_dir():
             _load_folder(path, loaded)
         else:
-            _take(loaded, path, _read(path))
+            _take(loaded, path, _read(path, loaded.notes))
         loaded.counts[str(path)] = len(loaded.rows) - rows
         if (rows, failed) == (len(loaded.rows), len(loaded.failed)):
             raise InputError(f"{path}: holds no rows; {_EXPECTED}.")
@@ -100,12 +100,13 @@ def _load_folder(folder: Path, loaded: Loaded) -> None:
     elif not trials:
         _load_loose(folder, loaded)
         return
-    found = [r for path in trials for r in _read(path, torn_note(path, loaded.notes.append))]
+    notes = loaded.notes
+    found = [r for path in trials for r in _read(path, notes, torn_note(path, notes.append))]
     results = folder / "results.jsonl"
     if results.exists():
         # The sweep's own export: what its trials hold already isn't a second measurement.
         known = {r.result.to_json() for r in found if isinstance(r, TrialRecord) and r.result}
-        found += [record for record in _read(results) if record.to_json() not in known]
+        found += [record for record in _read(results, notes) if record.to_json() not in known]
     _take(loaded, folder, found)
 
 
@@ -116,7 +117,7 @@ def _load_loose(folder: Path, loaded: Loaded) -> None:
         raise InputError(f"{folder}: holds neither trials/ nor *.jsonl; {_EXPECTED}.")
     for path in paths:
         try:
-            _take(loaded, path, _read(path))
+            _take(loaded, path, _read(path, loaded.notes))
         except InputError as problem:
             loaded.notes.append(f"passed over: {problem}")
 
@@ -136,25 +137,27 @@ def _take(loaded: Loaded, origin: Path, records: Iterable[Result | TrialRecord])
             loaded.failed.append(trial)
 
 
-def _read(path: Path, torn: Callable[[str], None] | None = None) -> list[Result | TrialRecord]:
+def _read(
+    path: Path, notes: list[str], torn: Callable[[str], None] | None = None
+) -> list[Result | TrialRecord]:
     """Runs and trials of a file; for `torn` see `read_lines`."""
-    try:
-        return list(read_lines(path, _parse, torn))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path}: can't be read ({problem}); {_EXPECTED}.") from problem
+    unknown: set[str] = set()
 
+    def parse(line: str) -> Result | TrialRecord:
+        row = read_json(line)
+        if not isinstance(row, dict):
+            raise InputError(f"is not a JSON object; {_EXPECTED}.")
+        schema = row.get("schema")
+        if schema == TRIAL_SCHEMA:
+            return TrialRecord.from_record(row)
+        if schema != RUN_SCHEMA:
+            what = "no schema" if schema is None else f"schema {schema!r}"
+            raise InputError(f"a row has {what}; {_EXPECTED}.")
+        unknown.update(row.keys() - {"schema", *FIELDS})
+        return Result.from_record(row)
 
-def _parse(line: str) -> Result | TrialRecord:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as problem:
-        raise InputError(f"is not JSON ({problem}); {_EXPECTED}.") from problem
-    if not isinstance(row, dict):
-        raise InputError(f"is not a JSON object; {_EXPECTED}.")
-    schema = row.get("schema")
-    if schema == RUN_SCHEMA:
-        return Result.from_json(line)
-    if schema == TRIAL_SCHEMA:
-        return TrialRecord.from_json(line)
-    what = "no schema" if schema is None else f"schema {schema!r}"
-    raise InputError(f"a row has {what}; {_EXPECTED}.")
+    found = list(read_lines(path, parse, torn))
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        notes.append(f"{path}: keys that this version doesn't know are passed over: {names}.")
+    return found

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from wavealign.errors import InputError
+import msgspec
+
+from wavealign.errors import InputError, said_of
 from wavealign.runs.lines import read_lines
 from wavealign.runs.trial import TrialRecord
+from wavealign.structures import read_json, structured
 
 SWEEP_SCHEMA = "wavealign.sweep/1"
 MANIFEST = "sweep.json"
+
+
+class _Manifest(msgspec.Struct, tag_field="schema", tag=SWEEP_SCHEMA):
+    """What readers of a sweep's folder need of its manifest; the sweep itself compares it whole."""
+
+    paths: dict[str, str] = {}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -23,7 +31,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path.read_bytes())
     except FileNotFoundError as problem:
         raise InputError(
             f"{folder}: holds no sweep ({MANIFEST} is missing); expected a folder that "
@@ -37,6 +45,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path}: has schema {schema!r}; this version reads '{SWEEP_SCHEMA}'. Sweep again into "
             "another folder."
         )
+    with said_of(path):
+        structured(manifest, _Manifest, "a sweep's manifest")
     return dict(manifest)
 
 

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from wavealign.structures import Count, Share, Size, json_text
 
 BASELINE = "original"
 """The policy that every other one is compared with: what kernels do today."""
 
 OBJECTIVES = {"time": "time_ms", "reads": "hbm_read_bytes", "energy": "energy_j"}
 """What can be made small → the field of a result."""
+
+
+Regime = Literal["single", "steady"]
+Model = Literal["full", "fast"]
+Heads = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*$",
+        description='heads, e.g. "0,3-7"',
+    ),
+]
 
 
 def head_numbers(heads: str) -> list[int]:
@@ -49,7 +64,7 @@ nor `l2_bytes`: the L2 that was modelled is what counts."""
 
 _LATER_FIELDS = ("head_dim", "dtype", "device_digest")
 _ID_DIGITS = 16
-_SPEC_FIELDS = (
+SPEC_FIELDS = (
     "source", "mask", "mask_digest", "heads", "policy", "device", "kernel", "wave", "l2_bytes",
     "head_dim", "dtype", "model", "regime", "seed",
 )  # fmt: skip
@@ -88,29 +103,29 @@ class Launch:
         tokens_kv, density: of the mask.
     """
 
-    source: str
+    source: Literal["simulated", "measured"]
     mask: str
     mask_digest: str
-    heads: str
+    heads: Heads
     policy: str
     device: str
     kernel: str
-    wave: int
-    regime: str
-    seed: int
-    head: int | None = None
-    model: str | None = None
-    l2_bytes: int | None = None
-    l2_capacity_bytes: int | None = None
-    kv_block_bytes: int | None = None
-    batch: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
+    wave: Size
+    regime: Regime
+    seed: Annotated[int, Meta(ge=0)]
+    head: Count | None = None
+    model: Model | None = None
+    l2_bytes: Size | None = None
+    l2_capacity_bytes: Size | None = None
+    kv_block_bytes: Size | None = None
+    batch: Size | None = None
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
     dtype: str | None = None
     schedule_file: str | None = None
     device_digest: str | None = None
-    tokens_kv: int | None = None
-    density: float | None = None
+    tokens_kv: Size | None = None
+    density: Share | None = None
 
     def key(self, fields: Iterable[str] = KEY_FIELDS) -> tuple[object, ...]:
         """What the launch says of these fields (see `LaunchKeys` for rows of several versions)."""
@@ -130,13 +145,13 @@ class Launch:
     @property
     def spec(self) -> dict[str, object]:
         """What a trial's line says of it."""
-        return {name: getattr(self, name) for name in _SPEC_FIELDS}
+        return {name: getattr(self, name) for name in SPEC_FIELDS}
 
     @property
     def identity(self) -> str:
         """Hex digits of the SHA-256 of the canonical JSON of `spec`, without the mask's name."""
         what = {key: value for key, value in self.spec.items() if key != "mask"}
-        text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+        text = json_text(what, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
 
 

@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wavealign.errors import InputError, WriteError
+from wavealign.errors import InputError, WriteError, said_of
 from wavealign.npz import check_writable
 from wavealign.runs.result import Result
 
@@ -59,20 +59,21 @@ def read_lines(
             passed over; where nobody is told, such a line is one like the others.
 
     Raises:
-        InputError: that of `parse`, with the line's place.
-        OSError: the file can't be read.
-        UnicodeDecodeError: it isn't text.
+        InputError: that of `parse`, with the line's place; the file can't be read, or isn't text.
     """
-    # What was cut off may end inside a character.
-    with path.open(encoding="utf-8", errors="strict" if torn is None else "replace") as stream:
-        for number, line in enumerate(stream, 1):
-            if torn is not None and not line.endswith("\n"):
-                torn(line)
-            elif line.strip():
-                try:
-                    yield parse(line)
-                except InputError as problem:
-                    raise InputError(f"{path}: line {number}: {problem}") from problem
+    try:
+        # What was cut off may end inside a character.
+        with path.open(encoding="utf-8", errors="strict" if torn is None else "replace") as stream:
+            for number, line in enumerate(stream, 1):
+                if torn is not None and not line.endswith("\n"):
+                    torn(line)
+                elif line.strip():
+                    with said_of(f"{path}: line {number}"):
+                        record = parse(line)
+                    yield record
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise InputError(f"{path}: can't be read ({reason}); expected JSON lines.") from problem
 
 
 def cut_torn_line(path: Path) -> int:

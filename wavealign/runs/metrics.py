@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_MOST_LOG = 700.0  # of what a float holds
+
 
 def geometric_mean(values: Iterable[float]) -> float:
     """Of at least one positive value; a lone one is its own mean, to the last digit."""
@@ -41,7 +43,18 @@ class Metric:
 
     def difference(self, a: float, b: float) -> float:
         """log(b / a), or b - a in points; above 0 where b is larger."""
-        return math.log(b / a) if self.ratio else 100 * (b - a)
+        if not self.ratio:
+            return 100 * (b - a)
+        ratio = b / a
+        return math.log(ratio) if 0 < ratio < math.inf else math.log(b) - math.log(a)
+
+    def told(self, difference: float) -> float:
+        """A difference in percent of a, or in points."""
+        return 100 * math.expm1(min(difference, _MOST_LOG)) if self.ratio else difference
+
+    def written(self, difference: float) -> float:
+        """A difference as b / a, or in points."""
+        return math.exp(min(difference, _MOST_LOG)) if self.ratio else difference
 
     def mean(self, values: Sequence[float]) -> float:
         """Of repeats: geometric for ratios, unless one of them is 0."""

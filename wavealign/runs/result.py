@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
 
 from wavealign.errors import InputError
 from wavealign.runs.launch import Launch
+from wavealign.structures import Amount, Count, Share, json_text, read_json, structured
 
 RUN_SCHEMA = "wavealign.run/1"
+
+
+Binding = Literal["tensor", "power", "l2", "hbm"]
+CacheControl = Literal["all", "none"]
 
 
 @dataclass(frozen=True)
@@ -21,15 +26,15 @@ class Outcome:
     Attributes:
         time_ms: kernel time.
         l2_hit_frac: share of the requested K/V bytes that didn't come from HBM.
-        lts_sector_hit_frac: what a profiler prints as L2 hit rate.
+        lts_sector_hit_frac: what a profiler prints as L2 hit rate; None in the fast model.
         l2_requested_bytes: K/V bytes that rows asked for.
-        fabric_bytes: K/V bytes that crossed between L2 partitions.
+        fabric_bytes: K/V bytes that crossed between L2 partitions; None in the fast model.
         hbm_read_bytes: K/V bytes read from device memory.
         compulsory_bytes: distinct K/V bytes, each read once: the least any order can read.
         belady_bytes: the least that any replacement could read in this order (OPT).
         imbalance_frac: share of the workers' time lost waiting for the last one to end.
-        clock_ghz: SM clock.
-        energy_j: joules.
+        clock_ghz: SM clock; None where the device's power budget isn't known.
+        energy_j: joules; None where the clock is.
         limit_ms: the compute limit: these rows, every K/V block in L2.
         gap: (1/density) / (dense time / time); 1 means that sparsity paid in full.
         intensity_flop_per_byte: FLOP per byte read from HBM.
@@ -50,34 +55,34 @@ class Outcome:
         ragged_kv_first: rows visited a ragged last K/V block first, as the kernel insists.
     """
 
-    time_ms: float | None
-    l2_hit_frac: float | None
-    lts_sector_hit_frac: float | None
-    l2_requested_bytes: int
-    fabric_bytes: int | None
-    hbm_read_bytes: int | None
-    compulsory_bytes: int
-    belady_bytes: int | None
-    imbalance_frac: float | None
-    clock_ghz: float | None
-    energy_j: float | None
-    limit_ms: float | None
-    gap: float | None
-    intensity_flop_per_byte: float | None
-    roofline: str | None
-    bound: str | None
-    repeats: int | None = None
-    time_spread_frac: float | None = None
-    counters_ms: float | None = None
-    tensor_active_frac: float | None = None
-    hbm_write_bytes: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
+    time_ms: Amount | None
+    l2_hit_frac: Share | None
+    lts_sector_hit_frac: Share | None
+    l2_requested_bytes: Count
+    fabric_bytes: Count | None
+    hbm_read_bytes: Count | None
+    compulsory_bytes: Count
+    belady_bytes: Count | None
+    imbalance_frac: Share | None
+    clock_ghz: Amount | None
+    energy_j: Amount | None
+    limit_ms: Amount | None
+    gap: Amount | None
+    intensity_flop_per_byte: Amount | None
+    roofline: Literal["compute", "memory"] | None
+    bound: Binding | None
+    repeats: Count | None = None
+    time_spread_frac: Amount | None = None
+    counters_ms: Amount | None = None
+    tensor_active_frac: Share | None = None
+    hbm_write_bytes: Count | None = None
+    power_w: Amount | None = None
+    temperature_c: Annotated[float, msgspec.Meta(ge=-273.15, le=1e4)] | None = None
     throttle: str | None = None
-    gather_ms: float | None = None
-    scatter_ms: float | None = None
-    dense_ms: float | None = None
-    error_frac: float | None = None
+    gather_ms: Amount | None = None
+    scatter_ms: Amount | None = None
+    dense_ms: Amount | None = None
+    error_frac: Amount | None = None
     ragged_kv_first: bool | None = None
 
 
@@ -86,13 +91,13 @@ class Environment:
     """What ran it, which may differ between repeats of a launch.
 
     Attributes:
-        version: of the tool.
+        version: of the tool; None in measured rows of before it was written.
         cache_control: ``"all"``: L2 was flushed before the counted launch, ``"none"``: it wasn't.
         gpu, driver, backend_version: of a measured run.
     """
 
-    version: str
-    cache_control: str | None = None
+    version: str | None
+    cache_control: CacheControl | None = None
     gpu: str | None = None
     driver: str | None = None
     backend_version: str | None = None
@@ -115,8 +120,22 @@ FIELDS = (
 _NEEDED = FIELDS[: FIELDS.index("version") + 1]
 _PARTS: dict[str, type[Any]] = {"launch": Launch, "outcome": Outcome, "environment": Environment}
 _PART_OF = {field.name: part for part, cls in _PARTS.items() for field in dataclasses.fields(cls)}
-FIELD_TYPES = {f.name: str(f.type) for cls in _PARTS.values() for f in dataclasses.fields(cls)}
-"""The type of each field, as it is written: ``"float | None"``."""
+FIELD_TYPES: dict[str, Any]
+"""The type of each field: ``float | None``."""
+FIELD_TYPES, RANGES = (
+    {n: t for cls in _PARTS.values() for n, t in get_type_hints(cls, include_extras=e).items()}
+    for e in (False, True)
+)
+
+RunRow = msgspec.defstruct(
+    "RunRow",
+    [
+        *((name, RANGES[name]) for name in _NEEDED),
+        *((name, RANGES[name] | None, None) for name in FIELDS[len(_NEEDED) :]),
+    ],
+    tag_field="schema", tag=RUN_SCHEMA, kw_only=True,
+)  # fmt: skip
+"""A line of ``wavealign.run/1``; who adds keys of one's own to rows may do so."""
 
 
 @dataclass(frozen=True)
@@ -168,46 +187,47 @@ class Result:
 
     def to_json(self) -> str:
         """One line of JSON, the same for the same values."""
-        return json.dumps({"schema": RUN_SCHEMA, **self.flat()}, allow_nan=False)
+        return json_text({"schema": RUN_SCHEMA, **self.flat()})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """The row of one line written by `to_json`.
 
         Raises:
-            InputError: not JSON, another schema, missing fields, or a figure that is no number.
+            InputError: see `from_record`; not JSON.
         """
-        row = read_record(line, RUN_SCHEMA, "a result row")
-        if missing := set(_NEEDED) - row.keys():
-            raise InputError(f"a result row lacks {', '.join(sorted(missing))}.")
-        return cls.of(**{name: row[name] for name in FIELDS if name in row})
+        return cls.from_record(read_json(line))
+
+    @classmethod
+    def from_record(cls, record: Any) -> Result:
+        """The row of the JSON object of such a line.
+
+        Raises:
+            InputError: another schema, a key that is missing, unknown or holds something else.
+        """
+        need_schema(record, RUN_SCHEMA, "a result row")
+        return cls.of_row(structured(record, RunRow, "a result row"))
+
+    @classmethod
+    def of_row(cls, row: msgspec.Struct) -> Result:
+        """The result that a checked line says."""
+        return cls.of(**{name: getattr(row, name) for name in FIELDS})
 
 
 RunResult = Result
 """The documented name."""
 
 
-def read_record(line: str, schema: str, what: str) -> dict[str, Any]:
-    """The JSON object of a line.
+def need_schema(record: Any, schema: str, what: str) -> None:
+    """Check what a record says that it is.
 
     Args:
-        line: the text.
+        record: read from JSON.
         schema: that it must be of.
         what: it is, for people.
 
     Raises:
-        InputError: not JSON, of another schema, or with a figure that is no number.
+        InputError: no object, or of another schema.
     """
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as problem:
-        raise InputError(f"{what} is not JSON ({problem}).") from problem
-    if not isinstance(row, dict) or row.get("schema") != schema:
+    if not isinstance(record, dict) or record.get("schema") != schema:
         raise InputError(f"{what} is not of schema '{schema}'.")
-    for name, value in row.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(
-                f"{what} has {name} {value}, which is no figure; expected a number, or null where "
-                "it isn't known."
-            )
-    return row

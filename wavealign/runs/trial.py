@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
 
 from wavealign.errors import InputError
-from wavealign.runs.launch import Launch
-from wavealign.runs.result import Result, read_record
+from wavealign.runs.launch import SPEC_FIELDS, Launch
+from wavealign.runs.result import RANGES, RUN_SCHEMA, Result, RunRow, need_schema
+from wavealign.structures import Amount, json_text, read_json, structured
 
 TRIAL_SCHEMA = "wavealign.trial/1"
+
+_Spec = msgspec.defstruct(
+    "Spec", [(name, RANGES[name]) for name in SPEC_FIELDS], forbid_unknown_fields=True
+)
+TrialRow = msgspec.defstruct(
+    "TrialRow",
+    [
+        ("id", str), ("status", Literal["done", "failed"]), ("spec", _Spec),
+        ("result", RunRow | None), ("error", str | None), ("planning_ms", Amount | None),
+        ("seconds", Amount), ("worker", str),
+    ],
+    tag_field="schema", tag=TRIAL_SCHEMA, forbid_unknown_fields=True,
+)  # fmt: skip
+"""A line of ``wavealign.trial/1``."""
 
 
 @dataclass(frozen=True)
@@ -36,36 +53,42 @@ class TrialRecord:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        row = {
+        result = self.result
+        return json_text({
             "schema": TRIAL_SCHEMA, "id": self.spec.identity, "status": self.status,
             "spec": self.spec.spec,
-            "result": json.loads(self.result.to_json()) if self.result is not None else None,
+            "result": None if result is None else {"schema": RUN_SCHEMA, **result.flat()},
             "error": self.error, "planning_ms": self.planning_ms, "seconds": self.seconds,
             "worker": self.worker,
-        }  # fmt: skip
-        return json.dumps(row, allow_nan=False)
+        })  # fmt: skip
 
     @classmethod
     def from_json(cls, line: str) -> TrialRecord:
         """The record of one line written by `to_json`.
 
         Raises:
-            InputError: not JSON, another schema, or an identity that isn't the spec's.
+            InputError: see `from_record`; not JSON.
         """
-        row = read_record(line, TRIAL_SCHEMA, "a trial")
-        try:
-            spec, result = Launch(**row["spec"]), row["result"]
-            result = Result.from_json(json.dumps(result)) if result is not None else None
-            same = ("status", "error", "planning_ms", "seconds", "worker")
-            record = cls(spec=spec, result=result, **{name: row[name] for name in same})
-        except (KeyError, TypeError) as problem:
+        return cls.from_record(read_json(line))
+
+    @classmethod
+    def from_record(cls, record: Any) -> TrialRecord:
+        """The record of the JSON object of such a line.
+
+        Raises:
+            InputError: another schema, a key that is missing, unknown or holds something else, a
+                result that the status denies, or an identity that isn't the spec's.
+        """
+        need_schema(record, TRIAL_SCHEMA, "a trial")
+        row: Any = structured(record, TrialRow, "a trial")
+        spec = Launch(**msgspec.structs.asdict(row.spec))
+        if (row.status == "done") != (row.result is not None):
+            held = "no result" if row.result is None else "a result"
+            raise InputError(f"a trial is {row.status} and has {held}; the file was edited.")
+        if row.id != spec.identity:
             raise InputError(
-                f"a trial lacks a field or has one too many ({problem}); expected those of "
-                f"'{TRIAL_SCHEMA}'."
-            ) from problem
-        if row.get("id") != spec.identity:
-            raise InputError(
-                f"trial {row.get('id')} has the spec of {spec.identity}; the file was edited, or "
+                f"trial {row.id} has the spec of {spec.identity}; the file was edited, or "
                 "written by another version."
             )
-        return record
+        result = None if row.result is None else Result.of_row(row.result)
+        return cls(spec, row.status, result, row.error, row.planning_ms, row.seconds, row.worker)

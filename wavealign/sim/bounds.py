@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Bounds:
     dense_ms: float
     gap: float | None
     intensity_flop_per_byte: float | None
-    roofline: str | None
+    roofline: Literal["compute", "memory"] | None
 
 
 def bounds(

@@ -20,15 +20,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from wavealign.runs.launch import Regime
+
 FloatArray = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, FloatArray)
 
-Regime = Literal["single", "steady"]
 REGIMES: tuple[Regime, ...] = ("single", "steady")
 
 _STEPS = 50

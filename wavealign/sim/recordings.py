@@ -76,10 +76,7 @@ def load_recordings(
     path = Path(runs)
     source = path / "runs.jsonl" if path.is_dir() else path
     folder = Path(masks) if masks is not None else source.parent
-    try:
-        results = list(read_lines(source, Result.from_json))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{source}: can't be read ({problem}).") from problem
+    results = list(read_lines(source, Result.from_json))
     steady = {r.launch: r.outcome.time_ms for r in results if r.launch.regime == "steady"}
     # The same masks and schedules come again and again, and `svd` takes a while.
     load, build = lru_cache(maxsize=None)(_mask), lru_cache(maxsize=None)(build_schedule)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
-from wavealign.runs.launch import Launch
+from wavealign.runs.launch import Launch, Model, Regime
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile, KernelProfile, load_device
-from wavealign.sim.power import REGIMES, Regime, Timing, Work, clock_and_energy
+from wavealign.sim.power import REGIMES, Timing, Work, clock_and_energy
 from wavealign.units import format_heads
 
-Model = Literal["full", "fast"]
 MODELS: tuple[Model, ...] = ("full", "fast")
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2}

@@ -12,7 +12,7 @@ from wavealign.masks.block_mask import BlockMask, need_block_mask
 from wavealign.order.policies import build_schedule
 from wavealign.order.schedule import Schedule
 from wavealign.runs.launch import Launch
-from wavealign.runs.result import Environment, Outcome, Result
+from wavealign.runs.result import Binding, Environment, Outcome, Result
 from wavealign.sim.bounds import bounds
 from wavealign.sim.devices import DEFAULT_DEVICE, DeviceProfile
 from wavealign.sim.power import Timing
@@ -150,11 +150,11 @@ def _belady(mask: BlockMask, schedule: Schedule, setup: Setup) -> int:
     return belady_read_bytes(mask, schedule, setup, setup.capacity_blocks(mask))
 
 
-def _binding(traffic: Traffic, timing: Timing, hbm_ms: float) -> str:
+def _binding(traffic: Traffic, timing: Timing, hbm_ms: float) -> Binding:
     """The resource that sets the time: ``hbm``, ``l2``, ``power`` (by the clock) or ``tensor``."""
     if hbm_ms > timing.time_ms:
         return "hbm"
-    added = {"l2": traffic.l2_cycles, "hbm": traffic.hbm_cycles}
+    added: dict[Binding, float] = {"l2": traffic.l2_cycles, "hbm": traffic.hbm_cycles}
     most = max(added, key=lambda name: added[name])
     if added[most] > _BINDS_FROM * traffic.cycles:
         return most

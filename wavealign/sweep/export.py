@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from wavealign.npz import whole_file
 from wavealign.runs.result import FIELD_TYPES, FIELDS
@@ -27,6 +27,11 @@ def sort_key(record: TrialRecord) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _utf8(value: Any) -> Any:
+    """Names of files needn't be text; what Parquet calls a string is."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
 def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
     """The result rows with trial id, planning time and seconds; False without pyarrow."""
     try:
@@ -34,13 +39,13 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         import pyarrow.parquet
     except ModuleNotFoundError:
         return False
-    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    words = {"id": "str", **{name: FIELD_TYPES[name] for name in FIELDS}}
-    words |= {"planning_ms": "float", "seconds": "float"}
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    kinds = {"id": str, **{name: FIELD_TYPES[name] for name in FIELDS}}
+    kinds |= {"planning_ms": float, "seconds": float}
     rows = [
         {
             "id": record.spec.identity,
-            **record.result.flat(),
+            **{name: _utf8(value) for name, value in record.result.flat().items()},
             "planning_ms": record.planning_ms,
             "seconds": record.seconds,
         }
@@ -48,7 +53,10 @@ def write_parquet(path: Path, records: list[TrialRecord]) -> bool:
         if record.result is not None
     ]
     # A column of nulls has a type, too.
-    schema = pa.schema([(name, types[kind.partition(" ")[0]]) for name, kind in words.items()])
+    schema = pa.schema([
+        (name, types.get((get_args(kind) or (kind,))[0], pa.string()))
+        for name, kind in kinds.items()
+    ])  # fmt: skip
     with whole_file(path) as stream:
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), stream)
     return True

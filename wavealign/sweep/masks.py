@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wavealign.errors import InputError
+from wavealign.errors import InputError, said_of
 from wavealign.masks import BlockMask, load_mask
 from wavealign.units import format_heads, parse_heads
 
@@ -42,10 +42,8 @@ class SweepMask:
             return [(str(h), self.mask.select_heads([h])) for h in range(self.mask.H)]
         if heads == "all":
             return [(format_heads(range(self.mask.H)), self.mask)]
-        try:
+        with said_of(self.path):
             chosen = parse_heads(heads, self.mask.H)
-        except InputError as problem:
-            raise InputError(f"{self.path}: {problem}") from problem
         return [(format_heads(chosen), self.mask.select_heads(chosen))]
 
 

@@ -13,13 +13,15 @@ folder. A record is on disk before it counts as done.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from wavealign._version import __version__
 from wavealign.errors import InputError, WaveAlignError
+from wavealign.foreign import shown
 from wavealign.npz import whole_file
 from wavealign.runs.folder import (
     MANIFEST,
@@ -31,6 +33,7 @@ from wavealign.runs.folder import (
 )
 from wavealign.runs.lines import append_line, cut_torn_line, lock, read_lines
 from wavealign.runs.trial import TrialRecord
+from wavealign.structures import Count, json_text, read_json, structured
 from wavealign.sweep.export import sort_key, sorted_done, write_parquet
 
 _SAME = {  # what a store must agree on with the sweep that wants to continue it, and its name
@@ -61,9 +64,8 @@ class Store:
         self, folder: str | Path, manifest: dict[str, Any], note: Callable[[str], None]
     ) -> None:
         self.folder = Path(folder)
-        self._manifest = json.loads(
-            json.dumps({"schema": SWEEP_SCHEMA, "version": __version__, **manifest})
-        )
+        described = {"schema": SWEEP_SCHEMA, "version": __version__, **manifest}
+        self._manifest = read_json(json_text(described))
         self._note = note
         self._stack = contextlib.ExitStack()
         self.records: dict[str, TrialRecord] = {}
@@ -94,9 +96,8 @@ class Store:
             for path in filter(Path.exists, [*trial_files(self.folder), self.draws.path]):
                 if cut := cut_torn_line(path):
                     self._note(f"{path}: dropped a last line that was cut off ({cut} bytes).")
-            text = json.dumps(self._manifest, indent=1, ensure_ascii=False) + "\n"
             with whole_file(self.folder / MANIFEST) as stream:
-                stream.write(text.encode())
+                stream.write(f"{json_text(self._manifest, indent=1)}\n".encode())
             self.records = by_identity(read_records(self.folder))
             self.draws.read()
             self._stack = stack.pop_all()
@@ -143,7 +144,7 @@ class Draws:
 
     def add(self, number: int, values: dict[str, Any]) -> None:
         """Keep a draw: on disk when this returns."""
-        _append(self.path, json.dumps({"number": number, "values": values}))
+        _append(self.path, json_text({"number": number, "values": values}))
         self.draws[number] = values
 
     def read(self) -> None:
@@ -152,12 +153,16 @@ class Draws:
             self.draws |= read_lines(self.path, _draw, torn=lambda _: None)
 
 
+class _Draw(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of ``draws.jsonl``."""
+
+    number: Count
+    values: dict[str, Any]
+
+
 def _draw(line: str) -> tuple[int, dict[str, Any]]:
-    try:
-        row = json.loads(line)
-        return int(row["number"]), dict(row["values"])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise InputError(f"can't be read ({problem}).") from problem
+    row = structured(read_json(line), _Draw, "a draw")
+    return row.number, row.values
 
 
 def read_trials(
@@ -204,8 +209,7 @@ def _difference(found: Any, wanted: Any, at: str = "") -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return shown(json_text(value, ensure_ascii=False), 120)
 
 
 def _append(path: Path, line: str) -> None:

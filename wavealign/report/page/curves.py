@@ -61,19 +61,10 @@ def paths_of(given: Sequence[str], manifests: Mapping[str, Mapping[str, Any]]) -
             raise InputError(f"{path}: holds no masks; expected an npz file, or a folder of them.")
         found += files
     for folder, manifest in manifests.items():
-        named = [*_named_files(manifest.get("paths")), *_named_files(manifest.get("masks"))]
-        for name in named:
+        for name in manifest.get("paths", {}).values():
             places = [Path(name), Path(folder) / name]
             found += [place for place in places if place.is_file()][:1]
     return list(dict.fromkeys(found))
-
-
-def _named_files(masks: Any) -> Iterable[str]:
-    """Paths in a manifest's list of masks: strings, or objects with a path."""
-    for entry in masks.values() if isinstance(masks, dict) else masks or ():
-        name = (entry.get("path") or entry.get("file")) if isinstance(entry, dict) else entry
-        if isinstance(name, str):
-            yield name
 
 
 def find_masks(

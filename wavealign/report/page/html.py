@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -14,11 +13,13 @@ from typing import Any
 from markupsafe import Markup
 
 from wavealign._version import __version__
+from wavealign.foreign import shown
 from wavealign.masks.block_mask import BlockMask
 from wavealign.report.page import answers, figures, prediction, provenance, svg
 from wavealign.report.page.curves import CurveSet
 from wavealign.report.page.gather import Block, Unit, blocks, unit_of
 from wavealign.runs.files import Loaded
+from wavealign.structures import json_text
 
 _MOST_BYTES = 1_950_000  # of the page; rows of the table that don't fit are counted
 _MOST_CELLS = 2400  # of heat maps, over all settings: some 0.5 kB each with its tip and its point
@@ -57,7 +58,7 @@ def render(
         page.joinpath(f"page.{suffix}").read_text(encoding="utf-8")
         for suffix in ("js", "css", "html")
     )
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_text)
     environment.filters.update(breakable=breakable, change=_change, signs=_signs)
     template = environment.from_string(source)
     columns = sum(len(block.columns) for block in found)
@@ -85,7 +86,12 @@ def render(
 
 def breakable(text: str) -> Markup:
     """A name that may be broken at its joints, instead of running out of its box."""
-    return Markup("<wbr>").join(re.split(r"(?<=[+/,_])|(?=[(\[])", str(text)))
+    return Markup("<wbr>").join(re.split(r"(?<=[+/,_])|(?=[(\[])", shown(text)))
+
+
+def _text(value: Any) -> Any:
+    """What a place of the template shows, escaped by what follows; markup is our own."""
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _change(ratio: float) -> str:
@@ -157,13 +163,13 @@ def _table(found: Sequence[Block], most_bytes: int) -> dict[str, Any]:
 
 def _compact(value: Any, digits: int | None, factor: float) -> Any:
     if value is None or digits is None:
-        return value
+        return shown(value) if isinstance(value, str) else value
     return round(value * factor, digits + 1) if digits else value
 
 
 def _script_json(value: Any) -> str:
     """JSON that can't end the script element around it."""
-    text = json.dumps(value, separators=(",", ":"))
+    text = json_text(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

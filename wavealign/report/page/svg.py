@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from wavealign.foreign import shown
+
 WIDTH, HEIGHT = 360, 250
 _Place = Callable[[float], float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 26, 40
@@ -137,21 +139,21 @@ def chart(
 
     out = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" class="chart" tabindex="0" role="img" '
-        f'aria-label="{escape(label)}">',
-        f'<text class="axis-title" x="4" y="13">{escape(y.title)}</text>',
+        f'aria-label="{_text(label)}">',
+        f'<text class="axis-title" x="4" y="13">{_text(y.title)}</text>',
         f'<text class="axis-title" x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}" text-anchor="end">'
-        f"{escape(x.title)}</text>",
+        f"{_text(x.title)}</text>",
     ]
     for value, text in y.ticks():
         at = py(value)
         out.append(
             f'<path class="grid" d="M{_LEFT} {at:.1f}H{WIDTH - _RIGHT}"/>'
             f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">'
-            f"{escape(text)}</text>"
+            f"{_text(text)}</text>"
         )
     out += [
         f'<text class="tick" x="{px(value):.1f}" y="{HEIGHT - _BOTTOM + 15}" '
-        f'text-anchor="middle">{escape(text)}</text>'
+        f'text-anchor="middle">{_text(text)}</text>'
         for value, text in x.ticks()
     ]
     out.append(f'<path class="frame" d="M{_LEFT} {HEIGHT - _BOTTOM}H{WIDTH - _RIGHT}"/>')
@@ -160,7 +162,7 @@ def chart(
         out.append(
             f'<path class="rule" d="M{px(value):.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>'
             f'<text class="tick" x="{px(value) + (3 if right else -3):.1f}" y="{_TOP - 2}" '
-            f'text-anchor="{"end" if right else "start"}">{escape(text)}</text>'
+            f'text-anchor="{"end" if right else "start"}">{_text(text)}</text>'
         )
     if diagonal:
         low, high = max(x.low, y.low), min(x.high, y.high)
@@ -172,7 +174,7 @@ def chart(
         where = f"translate({px(mark.x):.1f} {py(mark.y):.1f})"
         out.append(
             f'<path class="mark {escape(mark.kind)}" transform="{where}" d="{_SHAPES[mark.shape]}" '
-            f'data-tip="{escape(mark.tip)}"/>'
+            f'data-tip="{_text(mark.tip)}"/>'
         )
         if mark.number is not None:
             left = x.place(mark.x) > 0.93
@@ -182,6 +184,10 @@ def chart(
                 f'text-anchor="{"end" if left else "start"}">{mark.number}</text>'
             )
     return Markup("".join(out) + "</svg>")  # every value was escaped above
+
+
+def _text(text: str) -> Markup:
+    return escape(shown(text))
 
 
 def key(shape: str, kind: str) -> Markup:
@@ -206,7 +212,7 @@ def _line(line: Line, px: _Place, py: _Place) -> str:
             parts.append(f"H{px(x):.1f}V{py(y):.1f}")
         else:
             parts.append(f"{'L' if i else 'M'}{px(x):.1f} {py(y):.1f}")
-    tip = f' data-tip="{escape(line.tip)}"' if line.tip else ""
+    tip = f' data-tip="{_text(line.tip)}"' if line.tip else ""
     return f'<path class="line {escape(line.kind)}" d="{"".join(parts)}"{tip}/>'
 
 
