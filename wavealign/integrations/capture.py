@@ -104,10 +104,17 @@ class Capture:
     folder: Path
     wanted: Wanted
     files: list[Path] = field(default_factory=list)
+    _found: set[tuple[int, int]] = field(default_factory=set)  # steps and layers, of any run
     _progress: Progress = field(default_factory=lambda: Progress(announced=True))
     _attends: _Attends | None = None
     _grid: TokenGrid | None = None
     _model: str = ""
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """Steps and layers that were asked for by number, and that no run has come to."""
+        wanted = ((step, layer) for step in self.wanted.steps or () for layer in self.wanted.layers)
+        return [pair for pair in wanted if pair not in self._found]
 
     def attach(self, transformer: nn.Module, stack: ExitStack) -> None:
         """Watch a transformer until the stack is closed.
@@ -183,6 +190,7 @@ class Capture:
         )
         place = self._progress.place
         assert place is not None
+        self._found.add((place.step, layer))
         run = f"run{place.run}_" if place.run else ""
         name = f"{run}step{place.step:03d}_layer{layer:02d}"
         about = {
