@@ -15,9 +15,7 @@ from its own, unless the run's beginning was announced.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from torch import Tensor, nn
 from wavealign._locks import ForkSafeLock
 from wavealign.attention.lanes import capturing
 from wavealign.errors import InputError
+from wavealign.integrations.fingerprints import Latents, digest
 
 # Told a model and the arguments of a call.
 Began = Callable[[nn.Module, dict[str, Any]], None]
@@ -39,7 +38,6 @@ _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
 # Between steps of one rounded timestep latents move by 0.01 of their norm (0.1 where a scheduler
 # adds noise); those of two runs are 1.4 apart, less where both begin late, from one clip.
 _NEAR, _FAR = 0.05, 0.5
-_SAMPLED = 2**16  # elements of latents that are compared
 _ANEW = (
     "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
     "another capture"
@@ -57,26 +55,8 @@ class Place:
     call: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Latents:
-    """What is known of a call's latents: a digest of all, and some of them on the host."""
-
-    digest: str
-    sample: Tensor
-
-    @classmethod
-    def of(cls, latents: Any, whole: bool) -> _Latents:
-        """Of a call's, with a digest only where ``whole``."""
-        flat = latents.detach().reshape(-1) if isinstance(latents, Tensor) else torch.empty(0)
-        sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", torch.float32)
-        return cls(_digest(latents) if whole else "", sample)
-
-    def apart(self, other: _Latents) -> float:
-        """Their distance, as a share of the larger norm; infinite where they can't be compared."""
-        if self.sample.shape != other.sample.shape or not len(self.sample):
-            return math.inf
-        largest = torch.maximum(self.sample.norm(), other.sample.norm())
-        return float((self.sample - other.sample).norm() / largest)
+_Called = tuple[tuple[str, int], Latents]
+"""A branch, which is a text and which call with it of a step, and the latents of its last call."""
 
 
 class Watch:
@@ -139,10 +119,9 @@ class Progress(Watch):
     _running: bool = False  # a call that began and didn't end
     _thread: int = 0  # that began it
     _first: float = 0.0
-    # A branch is a text, and which call with it of a step; with the latents of its last call.
-    _branches: dict[tuple[str, int], _Latents] = field(default_factory=dict)
+    _branches: dict[tuple[str, int], Latents] = field(default_factory=dict)
     _called: list[tuple[str, int]] = field(default_factory=list)
-    _left: tuple[dict[tuple[str, int], _Latents], float] = ({}, 0.0)  # of the run before
+    _left: tuple[dict[tuple[str, int], Latents], float] = ({}, 0.0)  # of the run before
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
     def announce(self) -> None:
@@ -160,11 +139,11 @@ class Progress(Watch):
             raise InputError("the transformer was called without a timestep, which tells steps.")
         # Of tokens that are given (image to video) it is 0 all along.
         value = float(timestep.max() if isinstance(timestep, Tensor) else timestep)
-        text = _digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
+        text = digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
         early = self.place is None or self.place.step == 0 or value > self.timestep
-        self._move(value, text, getattr(timestep, "dtype", None), _Latents.of(latents, early))
+        self._move(value, text, getattr(timestep, "dtype", None), Latents.of(latents, early))
 
-    def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: _Latents) -> None:
+    def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: Latents) -> None:
         here, before = self.place, self.timestep
         if here is None or (self.interrupted and here.step == here.call == 0):
             return self._start(value, text, latents)
@@ -199,7 +178,7 @@ class Progress(Watch):
             moves_on = unclear and alone and self.announced
         elif here.step == 0:
             if apart > _FAR and not short:
-                return self._start(value, text, latents)
+                return self._start(value, text, latents, *self._branches.items())
             moves_on = (rounded and apart < _NEAR) or (short and self.announced)
         else:
             moves_on = short or (rounded and 0 < apart < _NEAR)
@@ -217,14 +196,16 @@ class Progress(Watch):
             f"that evaluates it once, and the first step's guidance, or {_ANEW}."
         )
 
-    def _start(self, value: float, text: str, latents: _Latents) -> None:
+    def _start(self, value: float, text: str, latents: Latents, *mine: _Called) -> None:
         self._left = self._branches, self.timestep
         self._run, self._first, self.timestep = self._run + 1, value, value
-        self._branches, self._called = {}, []
+        # Another text of this run may have passed for a branch of the one before.
+        self._branches = {b: last for b, last in mine if last.digest == latents.digest}
+        self._called = list(self._branches)
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
-    def _step(self, value: float, text: str, latents: _Latents) -> None:
+    def _step(self, value: float, text: str, latents: Latents) -> None:
         assert self.place is not None
         step = self.place.step + 1
         if self.steps is not None and step >= self.steps:
@@ -237,7 +218,7 @@ class Progress(Watch):
         self._called, self.timestep = [], value
         self._enter(step, (text, 0), latents)
 
-    def _refuse_two_runs(self, value: float, text: str, latents: _Latents) -> None:
+    def _refuse_two_runs(self, value: float, text: str, latents: Latents) -> None:
         """Raise where the run that this one seemed to follow goes on: its latents are at hand."""
         left, timestep = self._left
         own, other = self._branches.get((text, 0)), left.get((text, 0))
@@ -251,7 +232,7 @@ class Progress(Watch):
                 "under a session a transformer for each."
             )
 
-    def _enter(self, step: int, branch: tuple[str, int], latents: _Latents) -> None:
+    def _enter(self, step: int, branch: tuple[str, int], latents: Latents) -> None:
         self._branches[branch] = latents
         number = list(self._branches).index(branch)
         self.place = Place(self._run, step, number, len(self._called))
@@ -330,17 +311,3 @@ class ThreadProgress(Watch):
 def _captures(given: Any, named: Any) -> bool:
     tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
     return any(capturing(device) for device in {x.device for x in tensors})
-
-
-def _digest(*values: Any) -> str:
-    """What tells values apart, those of tensors and of lists of them; the host waits for them."""
-    found = hashlib.blake2b(digest_size=16)
-    for value in values:
-        if isinstance(value, Tensor):
-            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            found.update(data.numpy().data)
-        else:
-            parts = _digest(*value) if isinstance(value, list | tuple) else repr(value)
-            found.update(parts.encode())
-    return found.hexdigest()
