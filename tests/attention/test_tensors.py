@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from wavealign.methods import head_masks  # noqa: E402
+from wavealign.methods import head_masks, params  # noqa: E402
 
 AHEAD = {"device_profile": "h200", "backend": "reference", "block": BLOCK}
 
@@ -204,9 +204,56 @@ def test_a_site_goes_from_mode_to_mode(policy):
         torch.testing.assert_close(again, wanted)
 
 
-@pytest.mark.parametrize("method", ["xattention", "exact", "spargeattn", "minference"])
-def test_methods_round_nothing_under_autocast(method):
-    q, k = torch.randn(2, 1, 600, 2, 16, generator=torch.Generator().manual_seed(2))
-    made = head_masks(method, 3 * q, k)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(head_masks(method, 3 * q, k), made)
+METHOD_PARAMS = {
+    "xattention": params.XAttention(block=16, stride=4),
+    "flexprefill": params.FlexPrefill(block=16, min_budget=16),
+    "exact": params.Exact(mass=0.5, block=16),
+    "spargeattn": params.SpargeAttn(block_q=16, block_kv=8),
+    "minference": params.MInference(block=16, verticals=20, slashes=40, queries=16),
+}
+METHODS = pytest.mark.parametrize("method", METHOD_PARAMS)
+
+
+def method_inputs():
+    q, k = torch.randn(2, 2, 300, 2, 16, generator=torch.Generator().manual_seed(2))
+    return 3 * q, k
+
+
+@METHODS
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_change_no_masks(method, mode):
+    q, k = method_inputs()
+    made = head_masks(method, q, k, METHOD_PARAMS[method])
+    with MODES[mode]():
+        assert torch.equal(head_masks(method, q, k, METHOD_PARAMS[method]), made)
+
+
+@METHODS
+@pytest.mark.parametrize("form", sorted(set(READ) - {"16 bits", "one head for all"}))
+def test_methods_read_what_lies_oddly(method, form):
+    q, k = method_inputs()
+    made = head_masks(method, q, k, METHOD_PARAMS[method])
+    if form == "one sequence for all":
+        q, k, made = q[:1], k[:1], made[:1].expand(2, -1, -1, -1)
+    form = READ[form]
+    found = head_masks(method, form(q), form(k), METHOD_PARAMS[method])
+    assert torch.equal(found.as_subclass(torch.Tensor), made)
+
+
+@METHODS
+@pytest.mark.parametrize("which", [0, 1])
+def test_methods_refuse_what_has_no_elements(method, which):
+    given = list(method_inputs())
+
+    def made(x):
+        return head_masks(method, *given[:which], x, *given[which + 1 :], METHOD_PARAMS[method])
+
+    for form, message in (
+        (lambda t: t.to("meta"), "on the meta device"),
+        (lambda t: t.long(), "int64; expected a floating-point dtype"),
+        (lambda t: FakeTensorMode().from_tensor(t), "a FakeTensor"),
+    ):
+        with pytest.raises(InputError, match=message):
+            made(form(given[which]))
+    with pytest.raises(InputError, match=r"inside a transform of torch\.func"):
+        torch.vmap(made)(given[which][None])

@@ -176,6 +176,11 @@ def test_scripts_that_fail(tmp_path):
     for arguments, code, text in (
         (("--layers", 0, "--out", tmp_path, script, 3), 1, "ended with 3"),
         (("--layers", 0, "--steps", 9, "--out", tmp_path, script, 0), 1, "nothing was recorded"),
+        (
+            ("--layers", "0,2", "--steps", "1,7", "--out", tmp_path, script, 0),
+            1,
+            "2 of what was asked for wasn't recorded, first step 7 of layer 0",
+        ),
         (("--layers", 7, "--out", tmp_path, script, 0), 2, "layers 0 to 2"),
         (("--layers", 0, "--out", tmp_path, tmp_path / "no.py"), 2, "no such script"),
         (("--layers", 0, "--out", tmp_path / "no", script), 2, "no such folder"),
@@ -300,3 +305,14 @@ def test_methods_are_told_grid_and_text(tmp_path):
     made = load_mask(tmp_path / "step000_layer00.npz").mask
     wanted = make_mask("window", None, window, grid=TokenGrid(3, 4, 5), text_tokens=4)
     assert made.select_heads([0]).digest == wanted.digest
+
+
+def test_what_a_cache_skipped_is_told(tmp_path):
+    model = diffusers.WanTransformer3DModel(**CONFIG).eval()
+    model.enable_cache(diffusers.FirstBlockCacheConfig(threshold=10.0))
+    steps = capture_qk(model, tmp_path, Wanted([0, 1, 2], steps=[0, 1]))
+    with torch.no_grad(), model.cache_context("cond"), steps as capture:
+        for timestep in (900.0, 500.0):
+            model(**inputs(timestep))
+    assert len(capture.files) == 4  # all three layers, then the first alone
+    assert capture.missing == [(1, 1), (1, 2)]

@@ -3,6 +3,7 @@
 import copy
 import gc
 import sys
+import types
 
 import pytest
 
@@ -15,6 +16,7 @@ from tiny_transformers import forward, hunyuan, hunyuan15, ltx, wan  # noqa: E40
 
 from wavealign.errors import InputError  # noqa: E402
 from wavealign.integrations import diffusers as integration  # noqa: E402
+from wavealign.integrations import dispatch  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
 from wavealign.integrations.padding import Lengths  # noqa: E402
 from wavealign.integrations.progress import Place  # noqa: E402
@@ -129,6 +131,16 @@ class Wrapper:
         return self.inner(*arguments, **named)
 
 
+class Silent:
+    """Somebody's that knows nothing of backends and devices."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *arguments, **named):
+        return self.inner(*arguments, **named)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("make", [wan, ltx, hunyuan, hunyuan15])
 def test_context_parallelism_is_refused_in_either_order(make, wrapped):
@@ -145,6 +157,43 @@ def test_context_parallelism_is_refused_in_either_order(make, wrapped):
         integration.disable(model)
         with pytest.raises(InputError, match="context parallelism"):
             integration.enable(model, full, **OPTIONS)
+
+
+@pytest.mark.parametrize("make", [wan, ltx])
+def test_a_split_model_is_refused_whatever_its_processors_say(make):
+    """diffusers tells processors that have the attribute, and splits the sequence anyway."""
+    model, inputs = make()
+    dense = forward(model, inputs)
+    integration.enable(model, full, **OPTIONS)
+    for module in integration._attentions(model):
+        module.processor = Silent(module.processor)
+    heads = types.SimpleNamespace(context_parallel_config=None)
+    for config, refused in ((heads, False), (object(), True)):
+        model._parallel_config = config
+        if refused:
+            with pytest.raises(InputError, match="context parallelism"):
+                forward(model, inputs)
+        else:
+            torch.testing.assert_close(forward(model, inputs), dense)
+    integration.disable(model)
+    assert not model._forward_pre_hooks
+    with pytest.raises(InputError, match="context parallelism"):
+        integration.enable(model, full, **OPTIONS)
+
+
+def test_a_sequence_that_torch_splits_is_refused(monkeypatch):
+    parallel = pytest.importorskip(dispatch._TORCHS_PARALLEL)
+    model, inputs = wan()
+    integration.enable(model, full, **OPTIONS)
+    real = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", real)
+    parallel._distribute_function(real, torch.nn.functional, None, None, None)
+    with pytest.raises(InputError, match="context parallelism"):
+        forward(model, inputs)
+    parallel._restore_function(
+        torch.nn.functional.scaled_dot_product_attention, torch.nn.functional
+    )
+    forward(model, inputs)
 
 
 def test_a_backend_that_is_set_meanwhile_stays():

@@ -51,6 +51,13 @@ def test_guidance_and_two_runs(dtype):
                                                                  (0, 2, 0)]  # fmt: skip
 
 
+def test_a_warm_up_of_one_step_with_the_same_negative_text():
+    """The first call seems another branch of the warm-up; the second says where it belongs."""
+    calls = [(900, B, 1), (900, U, 1), (900, A, -2), (900, U, -2), (800, A, -3), (800, U, -3)]
+    found = places(calls)
+    assert found[2:] == [(0, 0, 2), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
+
+
 def test_perturbed_guidance_has_one_text_twice():
     run = [(t, text, i) for i, t in enumerate((900, 800)) for text in (A, U, A)]
     assert places(run) == [(0, s, b) for s in range(2) for b in range(3)]

@@ -79,3 +79,11 @@ def capture(
         raise Failure(f"{script} ended and nothing was recorded: {why}.", 1)
     for file in recorded.files:
         say_json({"file": str(file)}) if as_json else say(file)
+    if recorded.missing:
+        step, layer = recorded.missing[0]
+        raise Failure(
+            f"{script} ended, and {len(recorded.missing)} of what was asked for wasn't recorded, "
+            f"first step {step} of layer {layer}: the run had fewer steps, or a cache skipped the "
+            "layer.",
+            1,
+        )

@@ -109,6 +109,7 @@ class Capture:
     folder: Path
     wanted: Wanted
     files: list[Path] = field(default_factory=list)
+    _found: set[tuple[int, int]] = field(default_factory=set)  # steps and layers, of any run
     _progress: Progress = field(default_factory=lambda: Progress(announced=True))
     _attends: _Attends | None = None
     _grid: TokenGrid | None = None
@@ -129,6 +130,12 @@ class Capture:
                 raise InputError("params are those of a method; give one.")
             return
         find_method(wanted.method).settings(wanted.params)
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """Steps and layers that were asked for by number, and that no run has come to."""
+        wanted = ((step, layer) for step in self.wanted.steps or () for layer in self.wanted.layers)
+        return [pair for pair in wanted if pair not in self._found]
 
     def attach(self, transformer: nn.Module, stack: ExitStack) -> None:
         """Watch a transformer until the stack is closed.
@@ -199,6 +206,7 @@ class Capture:
         )
         place = self._progress.place
         assert place is not None
+        self._found.add((place.step, layer))
         run = f"run{place.run}_" if place.run else ""
         name = f"{run}step{place.step:03d}_layer{layer:02d}"
         about = {

@@ -22,7 +22,7 @@ from wavealign.attention.lanes import Lanes, capturing
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
-from wavealign.integrations.dispatch import Site, SiteProcessor
+from wavealign.integrations.dispatch import Site, SiteProcessor, refuse_parallel
 from wavealign.integrations.mask_functions import (
     MaskFunction,
     block_of,
@@ -173,9 +173,11 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     name = type(transformer).__name__
     if hasattr(transformer, _PLACED):
         raise InputError(f"this {name} is enabled already; disable it first.")
+    refuse_parallel(transformer)
     home = importlib.import_module(_TRANSFORMERS + MODELS[name]).__name__
     made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
     setattr(transformer, _PLACED, made)
+    made[0].watch(transformer.register_forward_pre_hook(refuse_parallel))
     for module, processor in zip(modules, made, strict=True):
         module.processor = processor
         processor.hold()

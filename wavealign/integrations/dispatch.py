@@ -28,6 +28,7 @@ from wavealign.integrations.progress import Watch
 from wavealign.numbers import whole_number
 
 DISPATCH = "dispatch_attention_fn"
+_TORCHS_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 _SLOT = "_wavealign"  # of a replaced operation: the original and the wrappers around it
 
 Operation = Callable[..., Tensor]
@@ -158,6 +159,16 @@ def _by_sites(original: Operation) -> Operation:
     return dispatch
 
 
+def refuse_parallel(model: Any, *_: Any) -> None:
+    """Raise where a model's sequence is split over devices, whatever its processors say.
+
+    Raises:
+        InputError: it is.
+    """
+    config = getattr(model, "_parallel_config", None)
+    _refuse_parallel(getattr(config, "context_parallel_config", config))  # heads may be split
+
+
 def _refuse_parallel(config: Any) -> None:
     if config is not None:
         raise InputError(
@@ -171,6 +182,9 @@ def _refuse_stand_ins() -> None:
 
     Guidance that skips attention does so, and context parallelism outside of diffusers.
     """
+    operation = torch.nn.functional.scaled_dot_product_attention
+    replaced = getattr(sys.modules.get(_TORCHS_PARALLEL), "_replaced_functions", {})
+    _refuse_parallel(replaced.get(operation))
     for mode in _get_current_function_mode_stack():
         if not isinstance(mode, DeviceContext):
             raise InputError(
@@ -205,6 +219,10 @@ class SiteProcessor:
             if self not in _held:  # new, or a copy of one
                 _held.add(self)
                 weakref.finalize(self, _release, self._module).atexit = False
+
+    def watch(self, hook: Any) -> None:
+        """Take a hook of the model off, too, when this is removed."""
+        self._site.progress.keep(hook)
 
     def remove(self) -> None:
         """Be the model's processor from now on, wherever it was put meanwhile."""

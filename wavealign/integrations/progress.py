@@ -56,6 +56,10 @@ class Place:
     tokens: str = ""
 
 
+_Called = tuple[tuple[str, int], Latents]
+"""A branch, which is a text and which call with it of a step, and the latents of its last call."""
+
+
 class Watch:
     """Hooks on calls of models."""
 
@@ -71,6 +75,10 @@ class Watch:
             model.register_forward_pre_hook(begin, with_kwargs=True),
             model.register_forward_hook(self._end_call),
         ]
+
+    def keep(self, hook: Any) -> None:
+        """Let another hook go with these."""
+        self._hooks.append(hook)
 
     def close(self) -> None:
         """Watch no more."""
@@ -119,7 +127,6 @@ class Progress(Watch):
     _running: bool = False  # a call that began and didn't end
     _thread: int = 0  # that began it
     _first: float = 0.0
-    # A branch is a text, and which call with it of a step; with the latents of its last call.
     _branches: dict[tuple[str, int], Latents] = field(default_factory=dict)
     _called: list[tuple[str, int]] = field(default_factory=list)
     _left: tuple[dict[tuple[str, int], Latents], float] = ({}, 0.0)  # of the run before
@@ -180,7 +187,7 @@ class Progress(Watch):
             moves_on = unclear and alone and self.announced
         elif here.step == 0:
             if apart > _FAR and not short:
-                return self._start(value, text, latents)
+                return self._start(value, text, latents, *self._branches.items())
             moves_on = (rounded and apart < _NEAR) or (short and self.announced)
         else:
             moves_on = short or (rounded and 0 < apart < _NEAR)
@@ -198,10 +205,12 @@ class Progress(Watch):
             f"that evaluates it once, and the first step's guidance, or {_ANEW}."
         )
 
-    def _start(self, value: float, text: str, latents: Latents) -> None:
+    def _start(self, value: float, text: str, latents: Latents, *mine: _Called) -> None:
         self._left = self._branches, self.timestep
         self._run, self._first, self.timestep = self._run + 1, value, value
-        self._branches, self._called = {}, []
+        # Another text of this run may have passed for a branch of the one before.
+        self._branches = {b: last for b, last in mine if last.digest == latents.digest}
+        self._called = list(self._branches)
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 

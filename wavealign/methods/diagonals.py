@@ -11,7 +11,7 @@ from wavealign.errors import InputError
 
 
 def representatives(tokens: int, count: int, which: str, causal: bool) -> Tensor:
-    """Positions of the representative queries, int64 ``(min(count, tokens),)``, ascending.
+    """Positions of the representative queries, int64 ``(min(count, tokens),)`` on the CPU.
 
     Args:
         tokens: L.
@@ -21,8 +21,8 @@ def representatives(tokens: int, count: int, which: str, causal: bool) -> Tensor
     """
     count = min(count, tokens)
     if which == "last" or (which == "auto" and causal):
-        return torch.arange(tokens - count, tokens)
-    return (torch.arange(count) * 2 + 1) * tokens // (2 * count)
+        return torch.arange(tokens - count, tokens, device="cpu")
+    return (torch.arange(count, device="cpu") * 2 + 1) * tokens // (2 * count)
 
 
 def columns_and_diagonals(
@@ -40,8 +40,8 @@ def columns_and_diagonals(
         offset ``o = query position - key position``.
     """
     L, D = q.shape
-    by_key = torch.zeros(L, device=q.device)
-    by_diagonal = torch.zeros(2 * L - 1, device=q.device)
+    by_key = torch.zeros(L, dtype=torch.float32, device=q.device)
+    by_diagonal = torch.zeros(2 * L - 1, dtype=torch.float32, device=q.device)
     keys = k.float().T
     index = torch.arange(L, device=q.device)
     for part in torch.split(positions, 64):  # read here, so on the CPU: a GPU isn't waited for

@@ -56,13 +56,13 @@ def block_mass(q: Tensor, k: Tensor, block_q: int, block_kv: int, causal: bool =
     M, N = math.ceil(L / block_q), math.ceil(L / block_kv)
     queries = q.float() / math.sqrt(D)
     keys = k.float().T.contiguous()
-    mass = torch.empty(M, N, device=q.device)
+    mass = torch.empty(M, N, dtype=torch.float32, device=q.device)
     rows = max(1, min(_SUMS_BYTES // (4 * N), 2048) // block_q) * block_q
     width = max(1, _CHUNK_BYTES // (4 * rows) // block_kv) * block_kv
     for start in range(0, L, rows):
         stop = min(start + rows, L)
-        sums = torch.zeros(stop - start, N, device=q.device)
-        peak = torch.full((stop - start, 1), -math.inf, device=q.device)
+        sums = torch.zeros(stop - start, N, dtype=torch.float32, device=q.device)
+        peak = torch.full((stop - start, 1), -math.inf, dtype=torch.float32, device=q.device)
         for first in range(0, min(L, stop) if causal else L, width):
             last = min(first + width, L)
             logits = queries[start:stop] @ keys[:, first:last]

@@ -80,7 +80,7 @@ def _fold_diagonals(by_diagonal: Tensor, tokens: int, block: int) -> Tensor:
     blocks = math.ceil(tokens / block)
     index = torch.arange(tokens, device=by_diagonal.device)
     group = blocks - 1 - index.flip(0) // block  # of the distances 0 .. L-1
-    folded = torch.zeros(2 * blocks - 1, device=by_diagonal.device)
+    folded = torch.zeros(2 * blocks - 1, dtype=torch.float32, device=by_diagonal.device)
     folded.index_add_(0, blocks - 1 + group, by_diagonal[tokens - 1 :])
     folded.index_add_(0, blocks - 1 - group[1:], by_diagonal[: tokens - 1].flip(0))
     return folded

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from wavealign._devices import need_elements
 from wavealign._version import __version__
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
@@ -171,6 +172,10 @@ def _all_heads(
     method: Method, q: Tensor, k: Tensor, params: Params, contexts: Sequence[HeadContext]
 ) -> Tensor:
     """Masks of ``[B, H, L, D]``, all at once where the method can, else head by head."""
+    for name, x in (("q", q), ("k", k)):
+        need_elements(name, x)
+        if not x.is_floating_point():
+            raise InputError(f"{name} is {x.dtype}; expected a floating-point dtype.")
     B, H = q.shape[:2]
     found: Tensor | None = None
     with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums

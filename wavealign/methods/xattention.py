@@ -160,7 +160,7 @@ def antidiagonal_scores(q: Tensor, k: Tensor, params: XAttention) -> Tensor:
     scale = _scale(D, params)
     true_cells = cells - padding // S
     masked = padding // S if params.causal or not params.padded_keys else 0
-    scores = torch.zeros(blocks, blocks, device=q.device)
+    scores = torch.zeros(blocks, blocks, dtype=torch.float32, device=q.device)
     rows = max(1, _CHUNK_BYTES // (4 * cells) // per_block) * per_block
     for start in range(0, min(cells, math.ceil(true_cells / per_block) * per_block), rows):
         stop = min(start + rows, cells)
