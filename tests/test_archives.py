@@ -200,15 +200,15 @@ def test_a_flipped_bit_anywhere_in_the_data_is_noticed(tmp_path, method):
 
 def test_memory_is_looked_at_before_it_is_asked_for(tmp_path, monkeypatch):
     zeros = zipfile.ZipFile(tmp_path / "m.npz", "w", zipfile.ZIP_DEFLATED)
-    size = 1 << 28
+    size = 1 << 26
     with zeros, zeros.open("mask.npy", "w") as stream:
-        stream.write(npy(np.zeros(0, bool), shape=(1 << 14, 1 << 14)))
+        stream.write(npy(np.zeros(0, bool), shape=(1 << 13, 1 << 13)))
         for _ in range(1 << 4):
             stream.write(bytes(size >> 4))
     monkeypatch.setattr("wavealign._memory._free_bytes", lambda: size - 1)
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("memory was asked for"))
     started = time.monotonic()
-    refused(tmp_path / "m.npz", "256.0 MiB of memory, and 256.0 MiB are free", "[16384, 16384]")
+    refused(tmp_path / "m.npz", "64.0 MiB of memory, and 64.0 MiB are free", "[8192, 8192]")
     assert time.monotonic() - started < 1
 
 
@@ -310,7 +310,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_files_give_what_was_written_or_an_error_that_names_them(whole, data):
     name = data.draw(st.sampled_from(sorted(p.name for p in whole.glob("[!_]*.npz"))))
