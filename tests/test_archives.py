@@ -222,6 +222,20 @@ def test_memory_that_runs_out_is_an_error_of_the_file(tmp_path, monkeypatch):
     refused(path, "needs more memory than there is")
 
 
+@pytest.mark.parametrize("text", [
+    np.array(b"\xff\xfe"), np.frombuffer(b"\xff" * 8, "<U2"), np.array(3), np.array(["a", "b"]),
+    np.array("wavealign.mask/2"), np.array(b"\x1b[31m" * 9000), np.array("\udcff"),
+], ids=range(7))  # fmt: skip
+@pytest.mark.parametrize("name", ["schema", "meta"])
+def test_texts_that_are_none(tmp_path, text, name):
+    np.savez(tmp_path / "m.npz", mask=DENSE, block_size=[128, 128], **{name: text})
+    path = tmp_path / "m.npz"
+    with pytest.raises(InputError) as problem:
+        load_mask(path)
+    assert str(problem.value).startswith(f"{path}: ")
+    assert len(str(problem.value)) < 1000
+
+
 def test_no_files_and_no_paths(tmp_path):
     import os
 
