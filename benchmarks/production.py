@@ -1,6 +1,6 @@
 """What planning, the guard and `attend` cost and win on a GPU, one JSON file a section.
 
-    python benchmarks/production.py OUT [--only planning guard attend memory wan] [--small]
+    python benchmarks/production.py OUT [--only planning guard attend calls ...] [--small]
 
 - planning: 40 heads of 2841x2841 (those of xattention_363600, rolled): time of each policy's plan,
   eager and as a CUDA graph, of the guard's statistics, of gather and scatter, and of the kernel;
@@ -8,6 +8,7 @@
 - guard: every mask of benchmarks/guard_offline.py: kernel time of each policy, what the guard
   chose, with its planning time.
 - attend: the host's time in a call, and the device's beyond the kernel's.
+- calls: an `Attention` and the same plan made beforehand, in turns: what following a mask costs.
 - memory: 1,000 calls of one `Attention` under masks that change.
 - wan: layers of Wan2.1-14B's widths with random weights, 75,600 and 363,600 tokens: steps, dense
   and sparse, and what of them is attention, planning and finding masks.
@@ -223,6 +224,55 @@ def attend(bench: Bench) -> dict[str, Any]:
     return {"calls": found, "policies": list(plan.policies)}
 
 
+def calls(bench: Bench) -> dict[str, Any]:
+    found = {}
+    for name, count in (("xattention_75600", 8), ("xattention_363600", 4)):
+        source = bench.cut(load_mask(DATA / f"{name}.npz").mask)
+        heads = bench.dense(source)[:count]
+        heads = heads.repeat(-(-8 // len(heads)), 1, 1)[:8].contiguous()
+        rows = np.ones((8, source.M), dtype=np.int64)
+        mask = BlockMask.from_csr(np.r_[0, rows.cumsum()], np.zeros(rows.size, np.int32),
+                                  (8, source.M, source.N), (source.block_q, source.block_kv),
+                                  (source.tokens_q, source.tokens_kv))  # fmt: skip
+        qkv = bench.sequences(mask)
+        other = heads.clone()
+        other[:, ::7, ::5].logical_not_()
+        for policy in (RESYNC, "svd+nnz", "auto"):
+            options = {"policy": policy, "backend": bench.backend, "layout": "bshd"}
+            same, said, changing = (wavealign.Attention(bench.profile, **options) for _ in range(3))
+            plan = bench.plan(heads, mask, policy)
+            turn = iter(range(1 << 30))
+            modes: dict[str, Callable[[], object]] = {
+                "a plan made beforehand": lambda qkv=qkv, p=plan: bench.attend(qkv, p),
+                "the same content": lambda qkv=qkv, m=heads, s=same: s(*qkv, m),
+                "same_mask=True": lambda qkv=qkv, m=heads, s=said: s(*qkv, m, same_mask=True),
+                "another content": lambda qkv=qkv, m=(heads, other), s=changing, t=turn: s(
+                    *qkv, m[next(t) % 2]
+                ),
+            }
+            planner = Planner(heads.shape, heads.device, wave=264)
+            policies = plan.policies
+            planner.follow(heads, policies)
+            found[f"{source.tokens_q} {policy}"] = {
+                "calls_ms": in_turns(bench, modes, 4 if source.tokens_q < 100_000 else 1),
+                "following_ms": bench.ms(lambda p=planner, m=heads, n=policies: p.follow(m, n)),
+                "policies": list(policies),
+            }
+    return {"heads": 8, "calls": found}
+
+
+def in_turns(bench: Bench, modes: dict[str, Callable[[], object]], row: int) -> dict[str, float]:
+    """Median time of a call of each, `row` calls at once: the host runs ahead, as in a model."""
+    for call in modes.values():
+        for _ in range(3):
+            call()
+    rows: dict[str, list[float]] = {name: [] for name in modes}
+    for _ in range(bench.repeats):
+        for name, call in modes.items():
+            rows[name].append(bench.ms(lambda c=call: [c() for _ in range(row)], 1) / row)
+    return {name: float(np.median(times)) for name, times in rows.items()}
+
+
 def memory(bench: Bench) -> dict[str, Any]:
     mask = bench.cut(load_mask(DATA / "xattention_75600.npz").mask)
     heads, qkv = bench.dense(mask), bench.sequences(mask)
@@ -256,6 +306,7 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "planning": planning,
     "guard": guard,
     "attend": attend,
+    "calls": calls,
     "memory": memory,
     "wan": wan,
 }

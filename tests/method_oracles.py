@@ -172,34 +172,33 @@ def flexprefill_lines(q, k, positions, block, gamma, least):
     return keep
 
 
-def radial(grid, decay, block, wan):
+def radial(grid, decay, block, sink, text=0):
     """Token masks of every pair of frames, shrunk to blocks as the paper's code does."""
     frames, per_frame = grid[0], grid[1] * grid[2]
     L = frames * per_frame
-    blocks = math.ceil(L / block)
+    blocks = math.ceil((L + text) / block)
     keep = np.zeros((blocks, blocks), dtype=bool)
     place = np.arange(per_frame)
     for i in range(frames):
         for j in range(frames):
             distance = abs(i - j)
             length = 2 ** len(f"{per_frame:b}") / 2 ** (len(f"{distance:b}") if distance else 0)
-            width = max(length * decay, block)
-            if distance == 0 or (distance == 1 and not wan):
-                width = per_frame
-            elif distance == 1:
-                width = per_frame // 2
+            width = max(length * decay, block) if distance > 1 else per_frame
             local = np.abs(place[:, None] - place[None, :]) <= width
             if length < 128 and distance % int(128 / length):
                 local[:] = False
-            if j == 0:
+            if j == 0 and sink:
                 local[:] = True
             whole = np.zeros((blocks * block, blocks * block), dtype=bool)
             whole[i * per_frame : (i + 1) * per_frame, j * per_frame : (j + 1) * per_frame] = local
+            # As many blocks as a frame has, from the first on that it has a token of.
+            row, column = (f * per_frame // block + math.ceil(per_frame / block) for f in (i, j))
+            whole[row * block :] = whole[:, column * block :] = False
             density = whole.reshape(blocks, block, blocks, block).sum(axis=1) / block
             touched = (density > 0).sum(axis=2)
             keep |= (density > 1 / 3).sum(axis=2) > 0.6 * np.maximum(touched, 1e-9)
-    if L % block:
-        keep[-1] = keep[:, -1] = True
+    if L % block or text:
+        keep[L // block :] = keep[:, L // block :] = True
     return keep
 
 

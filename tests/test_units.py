@@ -18,6 +18,8 @@ from wavealign.units import format_heads, format_size, parse_block, parse_heads,
         ("64kb", 64_000),
         ("1.5GB", 1_500_000_000),
         ("2GiB", 2**31),
+        ("2.6B", 3),  # the nearest byte
+        ("1.0009765KiB", 1025),
     ],
 )
 def test_sizes(text, size_bytes):

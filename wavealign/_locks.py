@@ -7,9 +7,13 @@ import threading
 
 
 class ForkSafeLock:
-    """A reentrant lock; a forked child has a new one, as whoever held it isn't there.
+    """Has a reentrant lock; a forked child has a new one, as whoever held it isn't there.
 
     For module level: it is remembered for good.
+
+    Attributes:
+        lock: to be entered, ``with its.lock:``. Methods of ours around it would have lines that
+            Ctrl-C comes between, and then it would be held for good.
     """
 
     def __init__(self) -> None:
@@ -18,10 +22,4 @@ class ForkSafeLock:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.lock = threading.RLock()

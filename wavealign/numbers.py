@@ -1,4 +1,4 @@
-"""Numbers that a caller gives, checked: counts, shares, block sizes."""
+"""Numbers, and what else a caller gives, checked: counts, shares, block sizes, truths, text."""
 
 from __future__ import annotations
 
@@ -66,19 +66,41 @@ def number(name: str, value: Any) -> float:
     raise InputError(f"{name}: {value!r}; expected a number.")
 
 
+def truth(name: str, value: bool) -> bool:
+    """True or False themselves: "no" is as true as "yes".
+
+    Raises:
+        InputError: something else.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name}: {value!r}; expected True or False.")
+    return value
+
+
+def text(name: str, value: str) -> str:
+    """A string.
+
+    Raises:
+        InputError: something else.
+    """
+    if not isinstance(value, str):
+        raise InputError(f"{name}: {value!r}; expected text.")
+    return value
+
+
 def _listed(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     if isinstance(values, Iterable) and not isinstance(values, str):
         return tuple(values)
     raise InputError(f"{name}: {values!r}; expected a sequence of numbers.")
 
 
-def block_size(block: tuple[int, int]) -> tuple[int, int]:
-    """Tokens of a query and of a K/V block.
+def block_size(block: tuple[int, int], name: str = "block") -> tuple[int, int]:
+    """Tokens of a query and of a K/V block, or of the sequences that ``name`` says.
 
     Raises:
         InputError: not two whole numbers, or one below 1.
     """
-    sizes = whole_numbers("block", block)
+    sizes = whole_numbers(name, block)
     if len(sizes) != 2 or min(sizes) < 1:
-        raise InputError(f"block={block}; expected two numbers of tokens, at least 1.")
+        raise InputError(f"{name}={block}; expected two numbers of tokens, at least 1.")
     return sizes[0], sizes[1]

@@ -133,8 +133,8 @@ def _torch(path: Path) -> dict[str, npt.NDArray[Any]]:
             if count == _MOST_PARTS:
                 raise InputError(f"holds more than {_MOST_PARTS:,} parts; save one mask.")
             for key, array in _arrays(value, name):
-                if key in arrays:
-                    raise InputError(f"holds two tensors named '{key}'; expected one.")
+                if key in arrays and not np.array_equal(arrays[key], array):
+                    raise InputError(f"holds '{key}' twice, and they differ; expected one.")
                 arrays[key] = array
         if not arrays:
             raise InputError("holds no tensor; expected a tensor or a dict of tensors.")
@@ -165,15 +165,18 @@ def _arrays(value: Any, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         except InputError:
             raise
         except Exception as problem:
-            raise InputError(_not_read(name, value.dtype, problem)) from problem
+            raise InputError(
+                _not_read(name, f"{value.dtype} on {value.device}", problem)
+            ) from problem
     elif _is_numbers(value) or isinstance(value, str | int | float):
         yield name, np.asarray(value)
 
 
 def _tensor(tensor: Any, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     layout = str(tensor.layout)
-    if layout == "torch.sparse_bsr":
-        yield from _blocks(tensor, f"{name}/" if name else "")
+    if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
+        # A file's one mask needs no name of its own, nor does what it says of itself.
+        yield from _blocks(tensor, "" if name in ("", "mask") else f"{name}/")
         return
     if layout != "torch.strided":
         _need_room(tensor, tensor.shape, f"sparse tensor ({layout})")
@@ -193,17 +196,21 @@ def _blocks(tensor: Any, prefix: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     values = tensor.values()
     block, tokens = tuple(values.shape[-2:]), tuple(tensor.shape[-2:])
     if 0 in tensor.shape or tensor.dense_dim():
-        raise InputError(f"holds a sparse tensor of shape {list(tensor.shape)}; expected blocks.")
+        raise InputError(
+            f"holds a sparse tensor of shape {list(tensor.shape)}; expected blocks of numbers."
+        )
     H, M, N = tensor.shape[:-2].numel(), tokens[0] // block[0], tokens[1] // block[1]
     _need_room(tensor, (H, M, N), f"sparse tensor ({tensor.layout})")
-    kept = tensor.col_indices().shape[-1]
-    pointers = tensor.crow_indices().reshape(H, M + 1).numpy()
-    columns = tensor.col_indices().reshape(H, kept).numpy()
+    by_rows = str(tensor.layout) == "torch.sparse_bsr"
+    pointers = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    across = tensor.col_indices() if by_rows else tensor.row_indices()
+    lines, kept = M if by_rows else N, across.shape[-1]
+    pointers, across = pointers.reshape(H, lines + 1).numpy(), across.reshape(H, kept).numpy()
     holds = (values != 0).flatten(-2).any(-1).reshape(H, kept).numpy()
     mask = np.zeros((H, M, N), dtype=np.bool_)
     for h in range(H):
-        rows = np.repeat(np.arange(M), np.diff(pointers[h]))
-        mask[h, rows, columns[h]] = holds[h]
+        along = np.repeat(np.arange(lines), np.diff(pointers[h]))
+        mask[(h, along, across[h]) if by_rows else (h, across[h], along)] = holds[h]
     yield f"{prefix}mask", mask
     yield f"{prefix}block_size", np.asarray(block)
     yield f"{prefix}seq_len", np.asarray(tokens)
@@ -222,6 +229,6 @@ def _need_room(tensor: Any, shape: Sequence[int], kind: str) -> None:
 
 def _not_read(name: str, dtype: object, problem: Exception) -> str:
     return (
-        f"'{name}' is {dtype}, which can't be read as a mask ({problem}); save masks as bool or "
-        "whole numbers."
+        f"'{name or 'mask'}' is {dtype}, which can't be read as a mask ({problem}); save masks as "
+        "bool or whole numbers."
     )

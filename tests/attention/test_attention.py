@@ -82,6 +82,20 @@ def test_nan_goes_through():
     assert int(bad.sum()) == 1
 
 
+@pytest.mark.parametrize("policy", ["auto", "svd", "resync"])
+def test_autocast_has_no_say(policy):
+    (q, k, v), mask = inputs(), blocks()
+
+    def run():
+        plan = wavealign.plan(mask, policy, block=BLOCK, backend="reference", device_profile="h200")
+        out = wavealign.attend(q, k, v, mask, policy=policy, **CPU)
+        return plan.schedule.table, plan.schedule.indices, out
+
+    wanted = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(torch.equal(x, y) for x, y in zip(run(), wanted, strict=True))
+
+
 def test_inference_mode_and_compile():
     q, k, v = inputs()
     mask = blocks()

@@ -1,5 +1,6 @@
 """State that calls share: threads, masks changed unseen, broken-off plans, captures, copies."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -12,6 +13,7 @@ import weakref
 
 import pytest
 from attention_cases import BLOCK, blocks, dense_attention, inputs
+from faults import Fault, Interrupt
 
 import wavealign
 from wavealign.errors import InputError
@@ -23,7 +25,7 @@ torch.set_num_threads(1)
 from wavealign._devices import on_device  # noqa: E402
 from wavealign.attention import call, lanes, plans, stateful  # noqa: E402
 from wavealign.attention.plans import Buffers  # noqa: E402
-from wavealign.gpu.registry import find_backend  # noqa: E402
+from wavealign.gpu.registry import registered  # noqa: E402
 from wavealign.planning import planner as planning  # noqa: E402
 from wavealign.sessions import make_session  # noqa: E402
 from wavealign.sessions import session as sessions  # noqa: E402
@@ -122,6 +124,27 @@ def test_counts_are_right_under_threads(cases):
         sys.setswitchinterval(before)
 
 
+def test_ctrl_c_never_leaves_the_lock_behind():
+    one, free = site("nnz"), []
+
+    def find():
+        if stateful._counting.lock.acquire(timeout=5):
+            stateful._counting.lock.release()
+            free.append(True)
+
+    for at in itertools.count(1):
+        with contextlib.suppress(Interrupt), Fault("line", at) as fault:
+            one._count(skipped=1)
+        other = threading.Thread(target=find)
+        other.start()
+        other.join()
+        assert len(free) == at
+        if not fault.failed:
+            break
+    assert at > 3
+    assert one.statistics.skipped >= 1
+
+
 def test_nothing_is_left_of_threads_that_ended(cases):
     (q, k, v), masks, _ = cases
     one, kept = site("nnz"), []
@@ -186,6 +209,19 @@ def test_same_mask_is_no_blank_cheque(cases):
     shared = [site("nnz", buffers=one._buffers) for _ in range(2)]
     for other, m in zip(shared * 2, (3, 4, 3, 4), strict=True):  # lists were another's since
         torch.testing.assert_close(other(*qkv, masks[m], same_mask=True), wanted[m])
+
+
+def test_lists_of_before_a_call_that_failed_are_not_those_of_its_mask(cases):
+    (q, k, v), masks, wanted = cases
+    one, mask = site(), masks[0].clone()
+    one(q, k, v, mask)
+    mask.numpy()[...] = masks[1].numpy()
+    with pytest.raises(InputError, match="q is"):
+        one(q[0], k, v, mask)
+    torch.testing.assert_close(one(q, k, v, mask, same_mask=True), wanted[1])
+    mask.numpy()[...] = masks[2].numpy()
+    in_threads(1, lambda _: one(q, k, v, mask))
+    torch.testing.assert_close(one(q, k, v, mask, same_mask=True), wanted[2])
 
 
 @pytest.mark.parametrize("part", ["dense_mask", "write_places", "entry_skips", "write_lists"])
@@ -274,7 +310,7 @@ def test_a_forked_child_attends(cases):
         for m in (0, 1):
             torch.testing.assert_close(one(*qkv, masks[m], same_mask=True), wanted[m])
 
-    with stateful._counting:  # as another thread may at the time
+    with stateful._counting.lock:  # as another thread may at the time
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
     process.join(30)
@@ -335,7 +371,7 @@ def test_kernels_are_launched_on_the_gpu_of_q(cases, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["fa4", "triton", "flex", "cudnn"])
 def test_threads_may_compile_at_once_on_a_gpu(backend):
-    if reason := find_backend(backend).missing():
+    if reason := registered(backend).missing():
         pytest.skip(reason)
     q, k, v = (x.cuda() for x in inputs(B=1, tokens=(1024, 1024), D=128, dtype=torch.bfloat16))
     generator = torch.Generator().manual_seed(0)

@@ -16,12 +16,13 @@ from wavealign.cli import main
 from wavealign.errors import InputError
 from wavealign.guard import CostModel, Guard, load_guard_profile, mask_statistics
 from wavealign.guard.decide import LOOK_FRAC
-from wavealign.guard.model import RESYNC, SAWTOOTH
+from wavealign.guard.model import CANDIDATES, RESYNC, SAWTOOTH
 from wavealign.guard.profile import guard_profile_names
-from wavealign.guard.statistics import SNAPSHOTS, WINDOW_WAVES
+from wavealign.guard.statistics import SNAPSHOTS, WINDOW_WAVES, HeadStatistics
 from wavealign.masks import BlockMask, load_mask, save_mask
 from wavealign.order import build_schedule
 from wavealign.sim.devices import device_names
+from wavealign.sim.power import Work, clock_and_energy
 
 
 def slow_hits(schedules, wave, capacity):
@@ -73,6 +74,24 @@ def test_snapshots_against_the_slow_twin(dense, wave, capacity):
             heads.append((schedule.row_order[h].tolist(), lists))
         expected = slow_hits(heads, wave, shared)
         assert [getattr(s, name) for s in found] == pytest.approx(expected)
+
+
+def test_heads_of_few_rows_share_l2():
+    """With twice as many workers as rows of a head, two are in flight: each has half of L2."""
+    told = set()
+    for seed in range(8):
+        dense = np.random.default_rng(seed).random((3, 4, 14)) < 0.7
+        mask = BlockMask.from_dense(dense)
+        schedule = build_schedule(mask, "original", 8)
+        heads = []
+        for h in range(mask.H):
+            part = schedule.head_lists(h)
+            lists = [part.indices[a:b].tolist() for a, b in itertools.pairwise(part.indptr)]
+            heads.append((schedule.row_order[h].tolist(), lists))
+        found = [s.hit_original for s in mask_statistics(mask, 8, 8)]
+        assert found == pytest.approx(slow_hits(heads, 8, 4))
+        told.add(found == pytest.approx(slow_hits(heads, 8, 8)))
+    assert told != {True}
 
 
 def content():
@@ -148,6 +167,94 @@ def test_the_time_of_a_launch_in_l2_by_hand(model):
     assert model.least_ms(1000, 132, 128, 128) == pytest.approx(
         cycles / (model.setup.device.clock_max_ghz * 1e6)
     )
+
+
+def plain(model, **terms):
+    """The model without partitions, stalls and limits of bandwidth, but for what is said."""
+    device = dataclasses.replace(
+        model.setup.device,
+        **{"l2_partitions": 1, "l2_bytes_per_clock": None, "hbm_bytes_per_s": 1e18, **terms},
+    )
+    profile = dataclasses.replace(model.profile, miss_stall_frac=0.0)
+    return dataclasses.replace(
+        model, setup=dataclasses.replace(model.setup, device=device), profile=profile
+    )
+
+
+def head(**changes):
+    given = {
+        "rows": 264, "columns": 300, "nnz": 40_000, "spread": 0.2, "overlap": None,
+        "working_set_blocks": 300, "hit_original": 0.4, "hit_sawtooth": 0.7, "tail_original": 1.0,
+        "tail_nnz": 1.0, **changes,
+    }  # fmt: skip
+    return HeadStatistics(**given)
+
+
+@pytest.mark.parametrize(
+    ("crossing", "miss", "moved"), [(0.0, 0.0, 1), (0.5, 0.0, 1.5), (0.5, 1.0, 2.5)]
+)
+def test_l2_moves_requests_crossings_and_fills_and_bends_by_sixteen(model, crossing, miss, moved):
+    step, size = 2000.0, 65536
+    asked = 132 * size / step
+    bound = plain(model, l2_bytes_per_clock=asked * moved)  # as much as is asked for
+    found = bound._stretch(step, size, np.array(miss), crossing, np.array(1.8))
+    assert float(found) == pytest.approx(2 ** (1 / 16))
+    far = plain(model, l2_bytes_per_clock=asked * moved / 10)
+    assert float(
+        far._stretch(step, size, np.array(miss), crossing, np.array(1.8))
+    ) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_what_crosses_costs_energy(model, partitions):
+    bare = plain(model, l2_partitions=partitions)
+    (found,) = bare.predict([head()], 128, 128)
+    step = bare.setup.kernel.step_cycles(128, 128, 128)
+    cycles = step * (40_000 + 264 * bare.setup.kernel.row_start_blocks) / 132
+    requested = 40_000 * 65536
+    for prediction, hit in zip(found, (0.4, 0.7, 1 - 300 / 40_000), strict=True):
+        crossings = 0.5 * (partitions - 1)
+        work = Work(cycles, 4 * 128**3 * 40_000, (1 - hit) * requested, (1 + crossings) * requested)
+        expected = clock_and_energy(bare.setup.device.power, 1.8, work, "single")
+        assert expected.power_bound
+        assert prediction.time_ms == pytest.approx(expected.time_ms)
+        assert prediction.energy_j == pytest.approx(expected.energy_j)
+        assert prediction.hit == pytest.approx(hit)
+
+
+def test_hits_leave_the_compulsory_reads(model):
+    for policy in CANDIDATES:
+        assert model.hit(head(hit_original=1.0, hit_sawtooth=1.0), policy, 600) == 1 - 300 / 40_000
+    # A wave of several reads its working set again, as far as L2 doesn't hold it.
+    again = 1 - 300 / 40_000 * (1 + model.profile.phased_sweeps * (264 / 132 - 1))
+    assert model.hit(head(), RESYNC, 299) == pytest.approx(again)
+    assert model.hit(head(rows=100), RESYNC, 299) == 1 - 300 / 40_000
+    assert model.hit(head(nnz=0), RESYNC, 299) == 1.0
+
+
+@pytest.mark.parametrize(("rows", "closing"), [(132, 1), (131, 2), (66, 2), (65, 3), (1, 4)])
+def test_the_workers_wait_falls_on_the_heads_that_close(model, rows, closing):
+    """As many heads as hold a row for each worker; they share the wait evenly."""
+    bare = plain(model)
+    heads = [head(rows=rows, nnz=20_000 + 1000 * h, tail_original=1.5) for h in range(4)]
+    late, even = (
+        [row[0].time_ms for row in bare.predict(part, 128, 128)]
+        for part in (heads, [dataclasses.replace(h, tail_original=1.0) for h in heads])
+    )
+    waits = np.array(late) - np.array(even)
+    assert (waits[: 4 - closing] == 0).all()
+    assert (waits[4 - closing :] > 0).all()
+    if closing > 1:  # more or less, as the clock rises while they wait
+        assert np.ptp(waits[4 - closing :]) < 0.1 * waits[-1]
+
+
+def test_phases_take_a_second_pass_of_planning(model):
+    profile = model.profile
+    assert profile.plan_ms(("original",) * 2, 2, 300, 400) == 0
+    once = profile.plan_launch_ms + 1e-6 * profile.plan_cell_ns * 2 * 300 * 400
+    assert profile.plan_ms(("original", SAWTOOTH), 2, 300, 400) == pytest.approx(once)
+    phases = 1e-6 * 300 * (2 * profile.phase_row_ns + profile.phase_slot_ns)
+    assert profile.plan_ms((SAWTOOTH, RESYNC), 2, 300, 400) == pytest.approx(2 * once + phases)
 
 
 def test_planning_is_paid_for(model):

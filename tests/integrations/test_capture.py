@@ -227,3 +227,76 @@ def test_both_transformers_of_a_run_are_recorded_and_others_refused(tmp_path):
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert "LTXVideoTransformer3DModel is called beside WanTransformer3DModel" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "tokens"),
+    [
+        ("wan", ("3x5x4", "0"), 60),
+        ("ltx", ("3x4x5", "0"), 60),
+        ("hunyuan", ("3x4x5", "4"), 64),  # padding isn't recorded
+        ("hunyuan_image", ("3x4x5", "5"), 65),
+        ("hunyuan15", ("3x4x5", "4"), 64),
+        ("framepack", (None, "6"), 91),  # frames of the past come first
+    ],
+)
+def test_files_say_where_video_and_text_are(tmp_path, name, about, tokens):
+    import tiny_transformers
+
+    model, inputs = getattr(tiny_transformers, name)()
+    layers = range(2 if name in ("wan", "ltx", "hunyuan15") else 1)
+    with capture_qk(model, tmp_path, Wanted(layers)) as capture:
+        tiny_transformers.forward(model, inputs)
+    assert len(capture.files) == len(layers)
+    for file in capture.files:
+        with FileSource(file) as source:
+            assert (source.about.get("grid"), source.about["text_tokens"]) == about
+            assert source.tokens == tokens
+
+
+def test_text_in_front_is_no_text_behind(tmp_path):
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=8,
+        axes_dims_rope=(4, 4, 8),
+    ).eval()  # fmt: skip
+    given = {
+        "hidden_states": torch.randn(1, 16, 4), "encoder_hidden_states": torch.randn(1, 8, 16),
+        "pooled_projections": torch.randn(1, 8), "timestep": torch.tensor([9.0]),
+        "txt_ids": torch.zeros(8, 3), "img_ids": torch.zeros(16, 3),
+    }  # fmt: skip
+    with torch.no_grad(), capture_qk(model, tmp_path, Wanted([0, 1])) as capture:
+        model(**given)
+    for file in capture.files:
+        with FileSource(file) as source:
+            assert source.tokens == 24
+            assert not {"grid", "text_tokens"} & set(source.about)
+
+
+def test_methods_are_told_grid_and_text(tmp_path):
+    from tiny_transformers import forward, hunyuan15
+
+    model, inputs = hunyuan15()
+    text = params.Exact(mass=0.2, block=8)
+    with capture_qk(model, tmp_path, Wanted([1], heads=[0], method="exact", params=text)):
+        forward(model, inputs)
+    made = load_mask(tmp_path / "step000_layer01.npz").mask.head(0).to_dense()
+    assert made.shape == (8, 8)
+    assert made[7].all()  # tokens 60 to 63 are text
+    assert made[:, 7].all()
+    assert not made[:7, :7].all()
+    window = params.Window(tile=(1, 2, 5), window=(1, 1, 1), block=10)
+    with capture_qk(model, tmp_path, Wanted([0], heads=[1], method="window", params=window)):
+        forward(model, inputs)
+    made = load_mask(tmp_path / "step000_layer00.npz").mask
+    wanted = make_mask("window", None, window, grid=TokenGrid(3, 4, 5), text_tokens=4)
+    assert made.select_heads([0]).digest == wanted.digest
+
+
+def test_a_method_is_checked_before_the_model_runs(tmp_path, wan):
+    for wanted, text in (
+        (Wanted([0], method="xatention"), "Did you mean 'xattention'"),
+        (Wanted([0], method="exact", params=params.XAttention()), "takes Exact, not XAttention"),
+    ):
+        with pytest.raises(InputError, match=text), capture_qk(wan, tmp_path, wanted):
+            pytest.fail("it began")

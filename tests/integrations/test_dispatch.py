@@ -18,14 +18,16 @@ from wavealign.integrations import diffusers as integration  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
 from wavealign.methods import METHODS, params  # noqa: E402
 
-OPTIONS = {"block": (16, 8), "profile": "h200", "backend": "reference", "policy": "lockstep"}
+CPU = {"profile": "h200", "backend": "reference"}
+OPTIONS = {**CPU, "block": (16, 8), "policy": "lockstep"}
 ORIGINAL = wan_module.dispatch_attention_fn
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays():
     yield
-    gc.collect()
+    if wan_module.dispatch_attention_fn is not ORIGINAL:
+        gc.collect()
     assert wan_module.dispatch_attention_fn is ORIGINAL
 
 
@@ -113,18 +115,21 @@ def test_grouped_queries_and_keys_of_another_length():
         call.attend(q, k[:, :30], v[:, :30], enable_gqa=True)
 
 
+class Wrapper:
+    """Somebody's, around a processor."""
+
+    _attention_backend = _parallel_config = None
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *arguments, **named):
+        return self.inner(*arguments, **named)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("make", [wan, ltx, hunyuan, hunyuan15])
 def test_context_parallelism_is_refused_in_either_order(make, wrapped):
-    class Wrapper:
-        _attention_backend = _parallel_config = None
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __call__(self, *arguments, **named):
-            return self.inner(*arguments, **named)
-
     model, inputs = make()
     integration.enable(model, full, **OPTIONS)
     modules = integration._attentions(model)
@@ -199,6 +204,111 @@ def test_a_model_compiles_in_one_graph_after_disable():
     torch.testing.assert_close(forward(compiled, inputs), dense)
 
 
+@pytest.mark.parametrize("wrapped", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("mask_every", [1, 2])
+def test_processors_that_were_kept_or_wrapped_are_the_models_after_disable(mask_every, wrapped):
+    model, inputs = wan()
+    dense = forward(model, inputs)
+    integration.enable(model, sparse, mask_every=mask_every, **OPTIONS)
+    for i in wrapped:
+        model.blocks[i].attn1.processor = Wrapper(model.blocks[i].attn1.processor)
+    kept = model.attn_processors
+    assert not torch.allclose(forward(model, inputs), dense)
+    assert integration.statistics(model).calls == 2
+    integration.disable(model)
+    assert wan_module.dispatch_attention_fn is ORIGINAL
+    assert torch.equal(forward(model, inputs), dense)
+    model.set_attn_processor(kept)
+    assert torch.equal(forward(model, inputs), dense)
+    with pytest.raises(InputError, match="isn't enabled"):
+        integration.disable(model)
+
+
+def test_other_processors_leave_nothing_behind():
+    model, inputs = wan()
+    dense = forward(model, inputs)
+    integration.enable(model, sparse, mask_every=2, **OPTIONS)
+    model.set_attn_processor(wan_module.WanAttnProcessor())
+    with pytest.raises(InputError, match="enabled already"):
+        integration.enable(model, sparse, **OPTIONS)
+    integration.disable(model)
+    assert torch.equal(forward(model, inputs), dense)
+    assert not model._forward_pre_hooks
+
+
+class SkipsAttention(torch.overrides.TorchFunctionMode):
+    """As guidance by perturbed attention works, and context parallelism outside of diffusers."""
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return named["value"] if named["query"].shape == named["value"].shape else 0
+        return function(*arguments, **named)
+
+
+def test_who_replaces_attention_is_refused():
+    model, inputs = wan()
+    integration.enable(model, full, **OPTIONS)
+    dense = forward(wan()[0], inputs)
+    with SkipsAttention(), pytest.raises(InputError, match="SkipsAttention is active"):
+        forward(model, inputs)
+    with torch.device("cpu"):  # a mode, too
+        torch.testing.assert_close(forward(model, inputs), dense)
+
+
+class Twice:
+    """Attends twice, as differential attention does."""
+
+    _attention_backend = _parallel_config = None
+
+    def __call__(self, attn, hidden_states, *_):
+        q, k, v = (to(hidden_states) for to in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = (t.unflatten(2, (attn.heads, -1)) for t in (q, k, v))
+        one, two = (wan_module.dispatch_attention_fn(t, k, v) for t in (q, -q))
+        return attn.to_out[0]((one - two).flatten(2, 3))
+
+
+def test_a_layer_that_attends_twice_has_two_masks():
+    model, inputs = wan()
+    for block in model.blocks:
+        block.attn1.processor = Twice()
+    dense, made = forward(model, inputs), []
+    integration.enable(model, lambda q, k: made.append(q) or full(q, k), **OPTIONS)
+    torch.testing.assert_close(forward(model, inputs), dense)
+    assert len(made) == 4
+    integration.disable(model)
+    integration.enable(model, full, mask_every=2, **OPTIONS)
+    with pytest.raises(InputError, match="attends twice in one call"):
+        forward(model, inputs)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_under_compile_masks_are_kept_and_a_copy_of_the_code_follows(before):
+    torch._dynamo.reset()
+    model, inputs = wan()
+    dense, compiled, made = forward(model, inputs), torch.compile(model, backend="eager"), []
+
+    def counted(q, k):
+        made.append(q)
+        return sparse(q, k)
+
+    if before:
+        torch.testing.assert_close(forward(compiled, inputs), dense)
+    integration.enable(model, sparse, **OPTIONS)
+    wanted = forward(model, inputs)
+    integration.disable(model)
+    integration.enable(model, counted, mask_every=2, **OPTIONS)
+    for time in (9, 8, 7, 6):
+        timestep = torch.full_like(inputs["timestep"], time)
+        forward(compiled, {**inputs, "timestep": timestep})
+    assert len(made) == 4  # two layers, twice
+    integration.disable(model)
+    integration.enable(model, sparse, **OPTIONS)
+    torch.testing.assert_close(forward(compiled, inputs), wanted)
+    integration.disable(model)
+    torch.testing.assert_close(forward(compiled, inputs), dense)
+
+
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("make", [wan, ltx, hunyuan, hunyuan15])
 def test_autocast_casts_as_dense_attention_does(make):
@@ -213,7 +323,7 @@ def test_autocast_casts_as_dense_attention_does(make):
 def test_a_named_method_brings_its_block(method):
     model, inputs = wan()
     dense = forward(model, inputs)
-    integration.enable(model, method, profile="h200", backend="reference")
+    integration.enable(model, method, **CPU)
     torch.testing.assert_close(forward(model, inputs), dense)  # 60 tokens: one block
 
 
@@ -229,11 +339,23 @@ def test_a_named_method_brings_its_block(method):
         (full, {"block": 128}, r"block=128; expected two sizes"),
         (full, {"block": (16, 0)}, r"block=\(16, 0\); expected two sizes"),
         (full, {"block": (16.0, 8)}, "expected two sizes"),
+        (full, {"block": (True, 8)}, "expected two sizes"),
+        (full, {"params": params.Exact()}, "beside a function"),
+        (full, {"mask_every": 1.5}, r"mask_every: 1\.5; expected a whole number"),
+        (full, {"mask_every": "2"}, "mask_every: '2'"),
+        (full, {"min_tokens": None}, "min_tokens: None"),
+        (full, {"reuse": 5}, "reuse=5; expected a wavealign.Reuse"),
+        (full, {"policy": None}, "policy: None; expected text"),
+        (full, {"profile": 3}, "unknown device '3'"),
+        (None, {}, "method is NoneType; expected a method's name"),
+        (torch.ones(2, 4, 8), {}, "method is Tensor"),
+        (lambda q: q, {}, "can't be called with Q and K .*too many"),
+        (lambda q, k, v: q, {}, "can't be called with Q and K .*'v'"),
     ],
 )
 def test_what_enable_refuses(method, options, message):
     model, _ = wan()
     with pytest.raises(InputError, match=message):
-        integration.enable(model, method, profile="h200", backend="reference", **options)
+        integration.enable(model, method, **{**CPU, **options})
     assert "wavealign" not in type(model.blocks[0].attn1.processor).__module__
     assert sys.modules[type(model).__module__].dispatch_attention_fn is ORIGINAL

@@ -1,11 +1,14 @@
 """Runs, steps and branches, told from the calls of a transformer alone."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
 from wavealign.errors import InputError  # noqa: E402
+from wavealign.integrations import progress  # noqa: E402
 from wavealign.integrations.progress import Progress  # noqa: E402
 
 A, U, B = (torch.full((1, 2), float(i)) for i in range(3))
@@ -116,6 +119,126 @@ def test_what_cannot_be_known_is_refused(calls, steps, message):
         places(calls, steps=steps)
 
 
+def scheduled(scheduler, steps, dtype, texts):
+    """A run's calls by a scheduler of diffusers, with latents that it has moved."""
+    draw = torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(steps)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # as pipelines do; it can't find one that comes twice
+    latents, calls = torch.randn(1, 4, 3, 4, 4, generator=draw), []
+    for timestep in scheduler.timesteps:
+        given = timestep.expand(1).to(dtype or timestep.dtype)
+        calls += [(given, text, latents.clone()) for text in texts]
+        velocity = torch.randn(latents.shape, generator=draw) - 0.3 * latents
+        latents = scheduler.step(velocity, timestep, latents).prev_sample
+    return calls
+
+
+def called(calls, **options):
+    """Run, step and branch of calls, up to one that is refused."""
+    model, progress, found = Model(), Progress(**options), []
+    progress.watch(model)
+    for timestep, text, latents in calls:
+        try:
+            model(latents, timestep, text)
+        except InputError:
+            break
+        place = progress.place
+        found.append((place.run, place.step, place.branch))
+    return found
+
+
+SCHEDULERS = {  # flow at a shift where timesteps come twice as whole numbers or in 16 bits
+    "unipc": ("UniPCMultistepScheduler", 100, {"flow_shift": 12.0}),
+    "dpm++": ("DPMSolverMultistepScheduler", 60, {"flow_shift": 30.0}),
+    "euler": ("FlowMatchEulerDiscreteScheduler", 60, {"shift": 30.0}),
+    "ddim": ("DDIMScheduler", 20, {}),
+}
+
+TWICE = {  # of which dtype
+    "unipc": lambda dtype: True,
+    "dpm++": lambda dtype: True,
+    "euler": lambda dtype: dtype == BF16,
+    "ddim": lambda dtype: False,
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("texts", [(A,), (A, U), (U, A)])
+@pytest.mark.parametrize("dtype", [None, BF16, torch.float16])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_steps_of_a_scheduler(name, dtype, texts):
+    diffusers = pytest.importorskip("diffusers")
+    kind, steps, options = SCHEDULERS[name]
+    if "flow_shift" in options:
+        options = {**options, "prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    calls = scheduled(getattr(diffusers, kind)(**options), steps, dtype, texts)
+    times = [float(timestep) for timestep, _, _ in calls[:: len(texts)]]
+    assert (len(set(times)) < steps) == TWICE[name](dtype)
+    wanted = [(0, s, b) for s in range(steps) for b in range(len(texts))]
+    assert called(calls) == called(calls, announced=True) == wanted
+
+
+def test_timesteps_made_float_are_refused_where_they_come_twice():
+    diffusers = pytest.importorskip("diffusers")
+    for kind, options in (
+        ("UniPCMultistepScheduler", {"flow_shift": 12.0, "use_flow_sigmas": True}),
+        ("FlowMatchHeunDiscreteScheduler", {"shift": 7.0}),
+    ):
+        flow = {"prediction_type": "flow_prediction"} if "flow_shift" in options else {}
+        calls = scheduled(getattr(diffusers, kind)(**flow, **options), 100, torch.float32, (A, U))
+        found = called(calls)
+        repeated = next(
+            i for i in range(2, len(calls), 2) if float(calls[i][0]) == float(calls[i - 2][0])
+        )
+        assert found == [(0, s, b) for s in range(repeated // 2) for b in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "texts"), [(torch.int64, (A, U)), (BF16, (A, U)), (BF16, (A,)), (BF16, (A, U, B))]
+)
+def test_latents_that_stay_say_nothing_of_a_first_step_that_comes_again(dtype, texts):
+    run = [(999, text, 5) for _ in range(2) for text in texts]
+    with pytest.raises(InputError, match="again with the same text"):
+        places(run, dtype)
+    if len(texts) == 1:
+        assert places(run, dtype, announced=True) == [(0, 0, 0), (0, 1, 0)]
+
+
+def test_whole_timesteps_of_a_run_from_one_clip_are_refused():
+    """Noise of two runs that begin late is nearer than that of two that begin at the top."""
+    clip, first, second = torch.randn(3, 1, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for share, found in ((0.2, [(0, 0, 0)]), (0.9, [(0, 0, 0), (1, 0, 0)])):
+        latents = [(1 - share) * clip + share * noise for noise in (first, second)]
+        assert called([(torch.tensor([200]), A, x) for x in latents]) == found
+
+
+def test_a_first_call_is_one_threads_too(monkeypatch):
+    inside, go_on = threading.Event(), threading.Event()
+    model, watched = Model(), Progress()
+    watched.watch(model)
+
+    def slow(*values):
+        inside.set()
+        go_on.wait(10)
+        return ""
+
+    def call():
+        model(torch.ones(1), torch.tensor([9]), A)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "_digest", slow)
+        thread = threading.Thread(target=call)
+        thread.start()
+        inside.wait(10)
+        with pytest.raises(InputError, match="another thread's call"):
+            call()
+        watched.announce()  # says that it was broken off
+        go_on.set()
+        thread.join()
+    call()
+
+
 def test_texts_in_lists_are_read_whole():
     long = torch.zeros(1, 5000)
     other = long.clone()
@@ -133,3 +256,29 @@ def test_a_run_may_begin_lower_once_the_last_is_over():
     assert places(run, steps=2)[-1] == (1, 0, 0)
     with pytest.raises(InputError, match="without a timestep"):
         Progress().begin({})
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_two_runs_of_one_text_that_take_turns_are_refused(ahead):
+    """As generators or coroutines in one thread would."""
+    diffusers = pytest.importorskip("diffusers")
+    draw = torch.Generator().manual_seed(5)
+    runs = []
+    for _ in range(2):
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0)
+        scheduler.set_timesteps(8)
+        latents, calls = torch.randn(1, 4, 3, 4, 4, generator=draw), []
+        for timestep in scheduler.timesteps:
+            calls += [(timestep[None], text, latents) for text in (A, U)]
+            velocity = torch.randn(latents.shape, generator=draw)
+            latents = scheduler.step(velocity, timestep, latents).prev_sample
+        runs.append(calls)
+    one, two = runs
+    together = one[: 2 + 2 * ahead] + two[:2] + one[2 + 2 * ahead :]
+    assert len(called(together)) == 4 + 2 * ahead
+    # A run that was broken off and is made again from the same noise isn't two.
+    for broken in range(1, 9):
+        again = called(one[:broken] + one)
+        assert again[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)] or broken <= 2
+        assert len(again) == broken + 16
+        assert called(two[:broken] + one)[broken:] == [(1, s, b) for s in range(8) for b in (0, 1)]

@@ -160,6 +160,13 @@ def test_scipy(tmp_path):
     scipy.sparse.save_npz(tmp_path / "bsr.npz", matrix)
     expected = BlockMask.from_dense(DENSE[1], (8, 4))
     assert load_mask(tmp_path / "bsr.npz").mask.digest == expected.digest
+    matrix.data[3] = 0  # a block that holds nothing isn't one
+    scipy.sparse.save_npz(tmp_path / "zero.npz", matrix)
+    fewer = DENSE[1].copy()
+    rows, columns = np.nonzero(fewer)
+    fewer[rows[3], columns[3]] = False
+    found = load_mask(tmp_path / "zero.npz").mask
+    assert found.digest == BlockMask.from_dense(fewer, (8, 4)).digest
     with pytest.raises(InputError, match="leave --block out"):
         load_mask(tmp_path / "bsr.npz", (8, 8))
     scipy.sparse.save_npz(tmp_path / "coo.npz", scipy.sparse.coo_array(DENSE[1]))
@@ -172,26 +179,69 @@ def test_scipy(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # torch's own, on making them
 @pytest.mark.parametrize("heads", [(), (2,), (1, 2)])
-@pytest.mark.parametrize("under", ["", "masks/"])
-def test_torch_block_sparse_tensors_are_masks_of_their_blocks(tmp_path, heads, under):
+@pytest.mark.parametrize("under", ["", "masks/", "mask"])
+@pytest.mark.parametrize("layout", ["bsr", "bsc"])
+def test_torch_block_sparse_tensors_are_masks_of_their_blocks(tmp_path, heads, under, layout):
     torch = pytest.importorskip("torch")
     dense = np.stack([DENSE[0], DENSE[0][:, ::-1]])[: 2 if heads else 1]
     elements = np.kron(dense, np.ones((1, 8, 4)))
     tensor = torch.from_numpy(elements).reshape(*heads, *elements.shape[1:])
-    tensor = tensor.to_sparse_bsr((8, 4))
+    tensor = getattr(tensor, f"to_sparse_{layout}")((8, 4))
     tensor.values()[..., 3, :, :] = 0  # a block that holds nothing isn't kept
-    torch.save({"masks": tensor} if under else tensor, tmp_path / "m.pt")
-    key = "masks" if under else None
+    torch.save({under.strip("/"): tensor} if under else tensor, tmp_path / "m.pt")
+    key = "masks" if under == "masks/" else None
     found = load_mask(tmp_path / "m.pt", key=key).mask
     for h in range(found.H):
         expected = dense[h].copy()
-        rows, columns = np.nonzero(expected)
-        expected[rows[3], columns[3]] = False
+        along = expected if layout == "bsr" else expected.T
+        rows, columns = np.nonzero(along)
+        along[rows[3], columns[3]] = False
         assert (found.head(h).to_dense() == expected).all()
     assert (found.block_q, found.block_kv) == (8, 4)
     assert (found.tokens_q, found.tokens_kv) == elements.shape[1:]
     with pytest.raises(InputError, match="leave --block out"):
         load_mask(tmp_path / "m.pt", (128, 128), key)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda t, bsr: {"mask": bsr, "block_size": [128, 128]}, "'block_size' twice"),
+        (lambda t, bsr: {"mask": bsr, "seq_len": [39, 28]}, "'seq_len' twice"),
+        (
+            lambda t, bsr: t.sparse_bsr_tensor([0, 1], [0], t.ones(1, 8, 4, 3)),
+            "expected blocks of numbers",
+        ),
+        (lambda t, bsr: bsr.to_dense().to("meta"), "on meta, which can't be read"),
+        (lambda t, bsr: t.nested.nested_tensor([bsr.to_dense()] * 2), "can't be read"),
+    ],
+)
+def test_torch_tensors_that_are_no_mask(tmp_path, made, message):
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(np.kron(DENSE[0], np.ones((8, 4)))).to_sparse_bsr((8, 4))
+    torch.save(made(torch, tensor), tmp_path / "m.pt")
+    with pytest.raises(InputError, match=rf"m\.pt: .*{message}"):
+        load_mask(tmp_path / "m.pt")
+
+
+def test_torch_tensors_with_a_negative_bit(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch._neg_view(-torch.from_numpy(DENSE).float()), tmp_path / "m.pt")
+    assert load_mask(tmp_path / "m.pt", (128, 64), tokens=(600, 430)).mask.digest == MASK.digest
+
+
+@pytest.mark.parametrize("made", [flex, fa4])
+def test_lists_come_in_pairs(tmp_path, made):
+    arrays = made()
+    pairs = [name for name in arrays if "full" in name]
+    for name in pairs:
+        write(tmp_path / "m.npz", {k: a for k, a in arrays.items() if k != name})
+        with pytest.raises(InputError, match=f"no '{name}', so blocks would be lost"):
+            load_mask(tmp_path / "m.npz")
+    write(tmp_path / "m.npz", {k: a for k, a in arrays.items() if k not in pairs})
+    notes = load_mask(tmp_path / "m.npz").understood_as
+    assert any(f"no '{pairs[0]}': blocks are those of" in note for note in notes)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")

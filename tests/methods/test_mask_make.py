@@ -84,6 +84,29 @@ def test_make_without_qk_and_with_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("options", "model", "decay"),
+    [
+        (["--model", "hunyuan"], "hunyuan", 0.95),
+        (["--model", "wan2.1-1.3b"], "wan", 0.2),
+        (["--model", "ltx2", "--set", "model=wan2.2", "--set", "decay=1"], "wan2.2", 1),
+    ],
+)
+def test_radial_is_that_of_the_model(tmp_path, options, model, decay):
+    out = tmp_path / "m.npz"
+    result = run("mask", "make", "--method", "radial", "--grid", "3x20x20", *options, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = load_mask(out).mask.meta["parameters"]
+    assert (found["model"], found["decay"]) == (model, decay)
+
+
+def test_radial_has_no_other_models(tmp_path):
+    grid = ["--grid", "3x20x20", "--model", "ltx2", "--out", tmp_path / "m.npz"]
+    result = run("mask", "make", "--method", "radial", *grid)
+    assert result.exit_code == 2
+    assert "model is 'ltx2'; expected wan2.2 or wan or hunyuan" in result.stderr
+
+
 def test_a_picture_averages_large_masks():
 
     dense = np.random.default_rng(0).random((1200, 960)) < 0.3

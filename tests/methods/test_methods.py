@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 
 import method_oracles as oracles
 import numpy as np
@@ -175,27 +177,67 @@ def test_text_is_dense_where_the_method_says_so():
     assert not head_mask("exact", *tensors(q, k), p, context)[:, -1].all()
 
 
-@pytest.mark.parametrize("name", ["wan", "hunyuan"])
+@pytest.mark.parametrize("name", ["wan", "wan2.2", "hunyuan"])
 @pytest.mark.parametrize("grid", [(7, 12, 16), (9, 10, 14)])
-def test_radial(name, grid):
-    found = make_mask("radial", None, params.Radial(0.3, name), grid=TokenGrid(*grid))
-    expected = oracles.radial(grid, 0.3, 128, name == "wan")
+@pytest.mark.parametrize("text", [0, 70])
+def test_radial(name, grid, text):
+    found = make_mask(
+        "radial", None, params.Radial(0.3, name), grid=TokenGrid(*grid), text_tokens=text
+    )
+    expected = oracles.radial(grid, 0.3, 64 if name == "wan2.2" else 128, name != "hunyuan", text)
     assert (found.head(0).to_dense() == expected).all()
 
 
-def test_radial_without_its_dense_tail():
-    """A last block of 24 tokens counts its own queries."""
+def test_radial_without_its_accidents():
+    """A last block of 24 tokens counts its own queries; frames keep blocks that they end in."""
     p = params.Radial(dense_tail=False)
     mask = make_mask("radial", None, p, grid=TokenGrid(9, 30, 20))
     assert mask.tokens_q % 128 == 24
     assert 0 < mask.head(0).row_nnz[-1] < 43
+    whole = make_mask(
+        "radial", None, dataclasses.replace(p, cut_frames=False), grid=TokenGrid(9, 30, 20)
+    )
+    lost = whole.head(0).to_dense() & ~mask.head(0).to_dense()
+    assert lost.any()
+    assert (whole.head(0).to_dense() >= mask.head(0).to_dense()).all()
+    # Frames 1 and 2 meet 6 blocks, of which the last has 48 and 8 of their tokens.
+    assert set(np.flatnonzero(lost.any(axis=0))) >= {9}
 
 
-def test_radial_as_published():
-    """Upstream's own mask of 18 x 3840 tokens, decay 0.2: density and row lengths."""
-    mask = make_mask("radial", None, params.Radial(0.2, "hunyuan"), grid=TokenGrid(18, 48, 80))
-    lengths = mask.head(0).row_nnz
-    assert (round(mask.density, 3), lengths.min(), lengths.max()) == (0.287, 92, 162)
+RADIAL = {  # upstream's own masks, radial_attn/attn_mask.py::gen_log_mask_shrinked of 72788d4,
+    # run on a CPU (torch 2.13) on 2026-12-01: sha256 of the packed bits, density, shortest and
+    # longest row. It has blocks of s // block, text included: a ragged last block isn't there.
+    ("wan", 18, 48, 80, 0): ("0ef2058445758131", 0.287, 92, 162),
+    ("wan2.2", 9, 32, 20, 0): ("9c1d0c6dce03a717", 0.653, 38, 71),
+    ("hunyuan", 9, 32, 20, 0): ("dbe9f7d79959fc1d", 0.745, 26, 41),
+    ("hunyuan", 40, 16, 16, 0): ("6496204486f89adf", 0.390, 22, 34),
+    ("wan", 12, 30, 20, 256): ("e49e687b601dff0d", 0.634, 21, 58),
+    ("hunyuan", 12, 30, 20, 256): ("f286af788dc4c17c", 0.661, 23, 58),
+    ("wan2.2", 21, 30, 52, 256): ("b2db1ab95f53768e", 0.391, 112, 515),
+    ("hunyuan", 33, 30, 52, 256): ("c9efb3caf1bee3a8", 0.317, 85, 404),
+}
+
+
+@pytest.mark.parametrize("case", RADIAL)
+def test_radial_is_upstreams(case):
+    """Each model with the decay and block of upstream's scripts."""
+    model, *grid, text = case
+    p = params.Radial(model=model)
+    mask = make_mask("radial", None, p, grid=TokenGrid(*grid), text_tokens=text)
+    whole = (math.prod(grid) + text) // p.block
+    found = mask.head(0).to_dense()[:whole, :whole]
+    lengths = found.sum(axis=1)
+    digest = hashlib.sha256(np.packbits(found).tobytes()).hexdigest()[:16]
+    told = (digest, round(found.mean(), 3), lengths.min(), lengths.max())
+    assert told == RADIAL[case]
+
+
+def test_radial_has_what_its_model_has():
+    assert params.Radial() == params.Radial(0.2, "wan", True, block=128)
+    assert params.Radial(model="wan2.2") == params.Radial(0.8, "wan2.2", True, block=64)
+    assert params.Radial(model="hunyuan") == params.Radial(0.95, "hunyuan", False, block=128)
+    given = params.Radial(0.5, "hunyuan", True, block=64)
+    assert (given.decay, given.sink, given.block) == (0.5, True, 64)
 
 
 @pytest.mark.parametrize("order", ["raster", "tiles", "hilbert"])
@@ -242,6 +284,24 @@ def test_a_head_with_nan_or_inf_keeps_everything(method, where, value):
     assert torch.equal(after, expected)
     one = head_mask(method, q[1, :, touched[0]], k[1, :, touched[0] // 2], fine)
     assert one.all()
+
+
+@pytest.mark.parametrize("method", QK_METHODS)
+def test_autocast_changes_no_mask(method):
+    sizes = {"block_q": 16, "block_kv": 16} if method == "spargeattn" else {"block": 16}
+    few = {"verticals": 30, "slashes": 30, "sink": 1, "band": 1} if method == "minference" else {}
+    p = METHODS[method].params(**sizes, **few)
+    q, k = torch.randn(2, 1, 1200, 4, 16, generator=torch.manual_seed(5))
+    source = TensorSource(*(x[0].transpose(0, 1) for x in (q, k)))
+    calls = [
+        lambda: head_masks(method, q, k, p),
+        lambda: head_mask(method, q[0, :, 0], k[0, :, 0], p),
+        lambda: torch.from_numpy(make_mask(method, source, p).head(1).to_dense()),
+    ]
+    for call in calls:
+        wanted = call()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(call(), wanted)
 
 
 def test_a_causal_head_with_nan_keeps_the_triangle():
@@ -350,6 +410,7 @@ BAD_RUNS = {
         lambda: make_mask("radial", None, grid=TokenGrid(2, 16, 16), order="hilbert"),
         "order raster",
     ),
+    "radial rows": (lambda: make_mask("radial", None, grid=TokenGrid(9, 1, 238)), "cut_frames=f"),
     "radial frame": (lambda: make_mask("radial", None, grid=TokenGrid(9, 9, 9)), "81 tokens a fr"),
 }  # fmt: skip
 
@@ -405,3 +466,32 @@ def test_a_gpu_makes_the_same_masks(name):
     masks = [make_mask(name, TensorSource(*pair), device=device) for device in ("cpu", "cuda")]
     different = np.mean(masks[0].head(0).to_dense() != masks[1].head(0).to_dense())
     assert different < 0.01
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        (params.XAttention, {"threshold": "0.9"}, "threshold: '0.9'; expected a number"),
+        (params.XAttention, {"block": 128.5}, r"block: 128\.5; expected a whole number"),
+        (params.XAttention, {"causal": "no"}, "causal: 'no'; expected True or False"),
+        (params.SpargeAttn, {"block_q": 64.0}, "expected a whole number"),
+        (params.SpargeAttn, {"select": 0}, "select: 0; expected text"),
+        (params.FlexPrefill, {"min_budget": 1.5}, "expected a whole number"),
+        (params.MInference, {"block": None}, "expected a whole number"),
+        (params.Exact, {"dense_text": None}, "expected True or False"),
+        (params.Random, {"density": float("nan")}, "density is nan"),
+        (params.Window, {"tile": (6, 8)}, "expected three sizes"),
+        (params.Window, {"window": (3, 3.5, 3)}, r"window: 3\.5; expected a whole number"),
+        (params.Window, {"tile": 6}, "expected a sequence"),
+        (params.Radial, {"decay": "x"}, "decay: 'x'; expected a number"),
+        (params.Radial, {"sink": 1}, "expected True or False"),
+    ],
+)
+def test_parameters_of_another_kind_are_refused_where_they_are_made(method, given, message):
+    with pytest.raises(InputError, match=message):
+        method(**given)
+
+
+def test_parameters_are_of_their_kind():
+    made = params.Window(tile=[np.int64(2), 2, 2], block=np.int32(8))
+    assert (made.tile, type(made.block)) == ((2, 2, 2), int)

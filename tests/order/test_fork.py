@@ -33,7 +33,7 @@ if sys.argv[1] == "inside":  # another thread computes an order when the process
     entered, leave = threading.Event(), threading.Event()
 
     def compute():
-        with single_threaded_blas, graphs._metis_lock:
+        with single_threaded_blas, graphs._metis_lock.lock:
             entered.set()
             leave.wait()
 
@@ -41,7 +41,7 @@ if sys.argv[1] == "inside":  # another thread computes an order when the process
     entered.wait()
 child = os.fork()
 if child == 0:
-    same = graphs._metis_lock._lock.acquire(timeout=10)
+    same = graphs._metis_lock.lock.acquire(timeout=10)
     same = same and reads() == before and blas_threads() == threads
     os._exit(0 if same else 3)
 end = time.monotonic() + 60

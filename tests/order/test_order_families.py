@@ -22,7 +22,7 @@ from wavealign.order.context import OrderContext
 from wavealign.order.graphs import neighbour_graph
 from wavealign.order.policies import VISITS, parse_policy, visiting_lists
 from wavealign.order.registry import ROWS
-from wavealign.order.spectra import hilbert_index
+from wavealign.order.spectra import hilbert_index, singular_coordinates, turned_to_long
 
 BY_WAVES = ("wave-pack", "pd-bisect", "profile-bisect", "kmeans", "graph-bisect", "metis")
 NEW = (*BY_WAVES, "rcm", "svd(rank=3)", "svd(sign=short)", "nnz-bucket+svd(bucket=1,rank=2)")
@@ -179,9 +179,29 @@ def test_balanced_clusters_are_full(rows, wave, seed):
     assert np.bincount(label, minlength=len(capacity)).tolist() == capacity.tolist()
 
 
-def test_kmeans_is_at_least_as_tight_as_where_it_starts():
-    from wavealign.order.spectra import singular_coordinates
+@pytest.mark.parametrize("rows", [10, 11, 12, 15])
+def test_kmeans_is_lloyds_two_steps_and_leaves_the_short_wave_for_last(rows):
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        mask = BlockMask.from_dense(rng.random((1, rows, 12)) < rng.random((1, rows, 1)))
+        head, context = mask.head(0), OrderContext(4)
+        points = singular_coordinates(head, 8, context).astype(float)
+        begun = build_schedule(mask, "pd-bisect", 4).row_order[0].tolist()
+        waves = [begun[first : first + 4] for first in range(0, rows, 4)]
+        for _ in range(100):
+            centres = [points[wave].mean(axis=0) for wave in waves]
+            distance = np.array([[((p - c) ** 2).sum() for c in centres] for p in points])
+            label = nearest_with_room(distance, np.array([len(wave) for wave in waves]))
+            found = [np.flatnonzero(label == i).tolist() for i in range(len(waves))]
+            if [sorted(wave) for wave in waves] == found:
+                break
+            waves = found
+        waves.sort(key=lambda wave: (len(wave) < 4, -head.row_nnz[wave].mean()))
+        order = build_schedule(mask, "kmeans(rounds=100)", 4).row_order[0].tolist()
+        assert order == [row for wave in waves for row in sorted(wave)]
 
+
+def test_kmeans_is_at_least_as_tight_as_where_it_starts():
     mask = random_mask(5, (1, 96, 80))
     points = singular_coordinates(mask.head(0), 8, OrderContext(12)).astype(float)
 
@@ -191,6 +211,23 @@ def test_kmeans_is_at_least_as_tight_as_where_it_starts():
 
     assert spread("kmeans(rounds=1)") < spread("pd-bisect") * 1.02
     assert spread("kmeans") < spread("pd-bisect")
+
+
+def test_a_direction_that_leans_nowhere_has_its_largest_entry_up():
+    head = BlockMask.from_dense(np.eye(3)).head(0)  # no row is longer
+    for sign in (1, -1):
+        turned = turned_to_long(sign * np.array([4.0, -2.0, -2.0]), head)
+        assert turned.tolist() == [1.0, -0.5, -0.5]
+    assert turned_to_long(np.zeros(3), head).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_leading_vector_is_right_without_a_spectral_gap(seed):
+    dense = np.random.default_rng(seed).random((300, 300)) < 0.3
+    head = BlockMask.from_dense(dense[None]).head(0)
+    found = singular_coordinates(head, 1, OrderContext(12))[:, 0].astype(float)
+    exact = np.linalg.svd(dense - dense.mean(axis=0), full_matrices=False)[0][:, 0]
+    assert abs(found @ exact) / np.linalg.norm(found) > 0.99999
 
 
 @pytest.mark.parametrize(("axes", "bits"), [(2, 3), (3, 2), (4, 2), (5, 1), (2, 5)])

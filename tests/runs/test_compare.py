@@ -355,3 +355,33 @@ def test_records_are_plain_json():
     comparison = compare_rows(timed([1.0, 2.0]), timed([1.1, 2.0]), TIME)
     for record in records(comparison, ["mask", "seed"], judge(comparison)):
         json.dumps(record, allow_nan=False)
+
+
+def test_the_noise_floor_is_that_of_a_mean_of_pairs():
+    """Four pairs of two repeats each: pooled variance, Student's t, by n and not its root."""
+    times = [[(1.0, 1.1), (2.0, 2.1)], [(3.0, 3.1), (3.0, 3.3)], [(4.0, 4.4), (5.0, 5.1)]]
+    sides = [
+        rows(
+            measured_result(mask_digest=f"d{i}", time_ms=t)
+            for i, pair in enumerate(times)
+            for t in pair[side]
+        )
+        for side in (0, 1)
+    ]
+    found = compare_rows(*sides, TIME).summary()
+    groups = [np.log(repeats) for pair in times for repeats in pair]
+    variance = sum(((logs - logs.mean()) ** 2).sum() for logs in groups) / len(groups)
+    of_a_pair = math.sqrt(variance * (1 / 2 + 1 / 2))
+    factor = stats.t.ppf(0.975, len(groups))
+    assert found.noise_floor == pytest.approx(factor * of_a_pair * math.sqrt(3) / 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("kv_block_bytes", 32768), ("batch", 2), ("seed", 1), ("wave", 8), ("regime", "steady")],
+)
+def test_what_differs_is_no_repeat(field, other):
+    one, two = run_result(time_ms=1.0), run_result(time_ms=2.0, **{field: other})
+    assert one.launch.key() != two.launch.key()
+    with pytest.raises(InputError, match=f"would pair but for '{field}'"):
+        compare_rows(rows([one]), rows([two]), TIME)

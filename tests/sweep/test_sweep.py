@@ -748,3 +748,55 @@ def test_a_job_measures_or_simulates(records, masks):
     job = Job((spec,), fake_measurement)
     assert run_job(job, mask, None)[0].result.source == "measured"
     assert run_job(Job((spec,)), mask, load_device("h100"))[0].result == records[0].result
+
+
+def test_every_field_of_a_trial_but_the_masks_name_is_its_identity():
+    from helpers import run_result
+
+    launch = run_result(head_dim=128, dtype="bf16").launch
+    others = {
+        "source": "measured", "mask_digest": "d9", "heads": "0", "policy": "nnz",
+        "device": "a100", "kernel": "fa2", "wave": 7, "l2_bytes": 5, "head_dim": 64,
+        "dtype": "fp16", "model": "fast", "regime": "steady", "seed": 8,
+    }  # fmt: skip
+    assert set(launch.spec) == {*others, "mask"}
+    for name, other in others.items():
+        assert dataclasses.replace(launch, **{name: other}).identity != launch.identity
+    assert dataclasses.replace(launch, mask="other").identity == launch.identity
+
+
+def test_an_export_holds_what_is_on_disk(tmp_path, masks):
+    """An interrupt may come between a record's line and its place in memory."""
+    folder = tmp_path / "store"
+    sweep(folder, masks, {"policy": ["original", "nnz"]})
+    wanted = (folder / "results.jsonl").read_text()
+    assert len(wanted.splitlines()) > 1
+    with Store(folder, MANIFEST, lambda _: None) as store:
+        store.records.clear()
+        store.export()
+    assert (folder / "results.jsonl").read_text() == wanted
+
+
+def test_a_trial_that_failed_and_was_done_is_done(tmp_path, masks):
+    folder = tmp_path / "store"
+    sweep(folder, masks, {"policy": ["original"]})
+    done = read_trials(folder)
+    file = next((folder / "trials").glob("*.jsonl"))
+    for first in (True, False):
+        failed = [
+            dataclasses.replace(r, status="failed", result=None, error="out of memory")
+            for r in done
+        ]
+        both = [*failed, *done] if first else [*done, *failed]
+        file.write_text("".join(f"{record.to_json()}\n" for record in both))
+        assert {r.status for r in read_trials(folder)} == {"done"}
+    file.write_text("".join(f"{record.to_json()}\n" for record in [*failed, *failed]))
+    assert {r.status for r in read_trials(folder)} == {"failed"}
+
+
+@pytest.mark.parametrize("key", list(MANIFEST))
+def test_a_store_goes_on_with_the_same_sweep_only(tmp_path, key):
+    with Store(tmp_path / "store", MANIFEST, lambda _: None):
+        pass
+    with pytest.raises(InputError, match=r"holds a sweep of other .*there null, here true"):
+        Store(tmp_path / "store", {**MANIFEST, key: True}, lambda _: None).check()

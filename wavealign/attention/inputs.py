@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wavealign._devices import need_elements
 from wavealign.errors import InputError, unknown_name
 from wavealign.gpu.inputs import DTYPES, Inputs, refuse_derivatives
 from wavealign.gpu.sizes import Sizes
 from wavealign.masks.block_mask import BlockMask
+from wavealign.numbers import block_size
 from wavealign.planning.masks import dense_mask
 
 LAYOUTS = ("bhsd", "bshd")
@@ -73,6 +75,9 @@ class Sequences(Inputs):
         if layout not in LAYOUTS:
             raise unknown_name("layout", layout, LAYOUTS)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if isinstance(tensor, Tensor):
+                refuse_derivatives(name, tensor)
+                need_elements(name, tensor)
             if not isinstance(tensor, Tensor) or tensor.ndim != 4 or 0 in tensor.shape:
                 shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor)
                 raise InputError(
@@ -85,7 +90,6 @@ class Sequences(Inputs):
                     f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}; "
                     "expected the same."
                 )
-            refuse_derivatives(name, tensor)
         q, k, v = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v))
         B, _, H, D = q.shape
         if k.shape != v.shape:
@@ -116,9 +120,11 @@ def check_mask(
     Raises:
         InputError: another device, dtype, rank, block size or number of blocks.
     """
+    block = block_size(block) if block is not None else None
+    tokens = block_size(tokens, "tokens") if tokens is not None else None
     if isinstance(mask, BlockMask):
         own = (mask.block_q, mask.block_kv)
-        if block is not None and tuple(block) != own:
+        if block not in (None, own):
             raise InputError(f"block={block}, the mask has blocks of {own[0]}x{own[1]} tokens.")
         heads = torch.empty(mask.shape, dtype=torch.bool, device=device or "cpu")
         for h, head in enumerate(mask.heads()):
@@ -138,8 +144,11 @@ def need_mask(mask: object) -> None:
     """Check that a mask is of a type that is taken.
 
     Raises:
-        InputError: it is FlexAttention's BlockMask, an array, or something else.
+        InputError: it is FlexAttention's BlockMask, an array, or something else; see
+            `need_elements`.
     """
+    if isinstance(mask, Tensor):
+        need_elements("the mask", mask)
     if isinstance(mask, Tensor | BlockMask):
         return
     kind = type(mask)

@@ -205,16 +205,20 @@ class Prepared:
         decision = self.decide(heads, planner, uses=uses, calls=calls) if decides else None
         return self.decided(heads, planner, decision)
 
-    def decided(self, heads: Tensor, planner: Planner, decision: Decision | None) -> Plan:
+    def decided(
+        self, heads: Tensor, planner: Planner, decision: Decision | None, *, follow: bool = False
+    ) -> Plan:
         """Plan by a decision, or by the policy that was asked for.
 
         Args:
             heads: the mask ``[H, M, N]``.
             planner: makes the lists.
             decision: the guard's; None for the policy that was asked for.
+            follow: leave the lists as they are where they are this mask's already.
         """
         policies = self.terms.policy if decision is None else decision.policies
-        return Plan(planner(heads, policies), self.sizes, self.backend, decision)
+        schedule = (planner.follow if follow else planner)(heads, policies)
+        return Plan(schedule, self.sizes, self.backend, decision)
 
 
 def prepare(

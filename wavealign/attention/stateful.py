@@ -12,12 +12,13 @@ from torch import Tensor
 from wavealign._devices import on_device
 from wavealign._locks import ForkSafeLock
 from wavealign.attention import lanes
-from wavealign.attention.inputs import Sequences, check_mask, need_mask
+from wavealign.attention.inputs import LAYOUTS, Sequences, check_mask, need_mask
 from wavealign.attention.plans import Buffers, Plan, Prepared, prepare
 from wavealign.attention.terms import Terms
 from wavealign.errors import InputError, unknown_name
 from wavealign.guard.decide import Decision
 from wavealign.masks.block_mask import BlockMask
+from wavealign.numbers import block_size, number, whole_number
 from wavealign.planning.planner import Planner
 from wavealign.sim.power import REGIMES
 
@@ -37,7 +38,7 @@ class Reuse:
             decision and read when the device has it, one call late: nothing waits for it.
 
     Raises:
-        InputError: no call, or an overlap outside 0 to 1.
+        InputError: no call, or an overlap outside 0 to 1, or what is no number.
 
     Example:
         >>> import wavealign as wa
@@ -50,7 +51,8 @@ class Reuse:
     min_overlap: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.calls < 1 or not 0 <= self.min_overlap <= 1:
+        overlap = number("min_overlap", self.min_overlap)
+        if whole_number("calls", self.calls) < 1 or not 0 <= overlap <= 1:
             raise InputError(
                 f"reuse of {self.calls} calls, overlap {self.min_overlap}; expected at least 1 "
                 "call and 0 to 1."
@@ -64,8 +66,9 @@ class Statistics:
     Attributes:
         calls: in all.
         decided: calls that asked the guard.
-        planned: calls that made lists.
-        reused: calls that said ``same_mask``, and found their lists as they were: nothing was made.
+        planned: calls that compared the mask with that of the lists at hand, and made lists where
+            they differed.
+        reused: calls that said ``same_mask``, and found their lists as they were: nothing was done.
         skipped: calls that the guard left in today's order.
         changed: decisions that came early, because the mask had changed much.
         host_seconds: the host's time in planning and deciding, waiting for the guard included.
@@ -83,13 +86,13 @@ class Statistics:
 _counting = ForkSafeLock()  # of all statistics
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Made:
     """A plan, and what tells whether its lists still are a mask's."""
 
     plan: Plan
     edition: int  # of the planner
-    mask: weakref.ref[object]  # a mask a layer would add up
+    mask: weakref.ref[object] | None  # a mask a layer would add up; None once it came again
     version: int
 
 
@@ -113,9 +116,10 @@ class Attention:
     Threads may share it: each, on each CUDA stream, has lists and decisions of its own, until it
     ends. A copy, pickled or not, has the same terms, and neither lists nor a past.
 
-    Memory: for each thread, stream and shape of calls ``4·H·M·(N + 5)`` bytes for lists (once for
-    all that share `Buffers`) and ``H·M·N / 16`` of the mask that was decided for; it doesn't grow
-    with calls. The last 16 shapes are remembered.
+    Memory: for each thread, stream and shape of calls ``H·M·(5·N + 37)`` bytes for lists, for the
+    mask that they are of and for making them (once for all that share `Buffers`; `svd` takes more,
+    see `wavealign.planning.Planner`) and ``H·M·N / 16`` of the mask that was decided for; it
+    doesn't grow with calls. The last 16 shapes are remembered.
 
     Attributes:
         statistics: what it has done so far.
@@ -155,10 +159,15 @@ class Attention:
         """
         if regime not in REGIMES:
             raise unknown_name("regime", regime, REGIMES)
+        if layout not in LAYOUTS:
+            raise unknown_name("layout", layout, LAYOUTS)
+        if not isinstance(reuse, Reuse | None):
+            raise InputError(f"reuse={reuse!r}; expected a wavealign.Reuse.")
         self._buffers = buffers or Buffers()
         self._terms = Terms(policy, profile, backend, objective, seed)
         self._reuse = reuse or Reuse()
-        self._layout, self._block, self._regime = layout, block, regime
+        self._layout, self._regime = layout, regime
+        self._block = block_size(block) if block is not None else None
         self._lanes: lanes.Lanes[object, _State] = lanes.Lanes()
         self.statistics = Statistics()
 
@@ -182,13 +191,17 @@ class Attention:
 
         Args:
             q, k, v, mask, return_lse: see `attend`.
-            same_mask: this very tensor was the mask of the last such call and nothing has written
-                to it since, by whatever road: its lists are used again where they still stand.
-                Torch doesn't see every change, so unless this is said, every call plans.
+            same_mask: this very tensor was the mask of the last such call, in whichever thread and
+                however it ended, and nothing has written to it since, by whatever road: its lists
+                are used again where they still stand. Torch doesn't see every change, so unless
+                this is said, each call compares content (on a GPU the device does, and plans where
+                it must).
 
         Raises:
             InputError: see `attend`; a capture before a first call on its stream.
         """
+        if not same_mask:
+            self._outdate(mask)
         sequences = Sequences.check(q, k, v, self._layout)
         started = time.perf_counter()
         with on_device(sequences.q):
@@ -198,8 +211,15 @@ class Attention:
             out, lse = plan.attend(sequences)
         return (sequences.output(out), lse) if return_lse else sequences.output(out)
 
+    def _outdate(self, mask: object) -> None:
+        """Lists that any thread made of this mask don't stand, even if this call goes wrong."""
+        for state in self._lanes.values():
+            made = state.made
+            if made is not None and made.mask is not None and made.mask() is mask:
+                made.mask = None
+
     def _count(self, **more: float) -> None:
-        with _counting:
+        with _counting.lock:
             for name, value in more.items():
                 setattr(self.statistics, name, getattr(self.statistics, name) + value)
 
@@ -224,7 +244,8 @@ class Attention:
         if same_mask and not captures and state is not None and made is not None:
             replayed = state.planner in self._buffers.captured
             stands = made.edition == state.planner.edition and not replayed
-            if stands and made.mask() is mask and made.version == version:
+            known = made.mask is not None and made.mask() is mask
+            if stands and known and made.version == version:
                 self._count(reused=1)
                 return made.plan
         heads, sizes = check_mask(mask, self._block, sequences.tokens, q.device)
@@ -242,7 +263,7 @@ class Attention:
                     self._decide(state, heads)
                 self._look(state, heads)
                 state.age += 1
-        plan = state.prepared.decided(heads, state.planner, state.decision)
+        plan = state.prepared.decided(heads, state.planner, state.decision, follow=not captures)
         state.made = _Made(plan, state.planner.edition, weakref.ref(mask), version)
         self._count(planned=1)
         return plan

@@ -15,6 +15,7 @@ from wavealign.gpu.registry import BACKEND_NAMES
 from wavealign.gpu.sizes import Sizes
 from wavealign.guard.decide import OBJECTIVES, Guard
 from wavealign.guard.model import CostModel
+from wavealign.numbers import text, whole_number
 from wavealign.planning.recipes import Recipe
 from wavealign.sim.devices import device_of_gpu, load_device
 
@@ -43,6 +44,9 @@ class Terms:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("policy", "backend", "objective"):
+            text(name, getattr(self, name))
+        whole_number("seed", self.seed)
         if self.policy != "auto":
             Recipe.parse(self.policy)
         if self.backend not in (backends := ("auto", *BACKEND_NAMES)):
@@ -50,7 +54,8 @@ class Terms:
         if self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if self.device_profile is not None:
-            load_device(self.device_profile)
+            object.__setattr__(self, "device_profile", str(self.device_profile))
+            load_device(str(self.device_profile))
 
     def guard(
         self, backend: Backend, sizes: Sizes, regime: str, close_frac: float | None = None

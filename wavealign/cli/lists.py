@@ -48,7 +48,7 @@ def methods(name: str | None, as_json: bool) -> None:
     if as_json:
         for method in chosen:
             row = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-            row["params"] = {f.name: f.default for f in dataclasses.fields(method.params)}
+            row["params"] = dataclasses.asdict(method.params())
             del row["function"]
             say_json(row)
         return
@@ -57,10 +57,9 @@ def methods(name: str | None, as_json: bool) -> None:
         say(f"{method.name}: {method.formula}", f"source: {method.source}", "")
         say(*inspect.cleandoc(method.params.__doc__ or "").splitlines())
         say("", "Defaults:")
-        for field in dataclasses.fields(method.params):
-            value = field.default
+        for name, value in dataclasses.asdict(method.params()).items():
             text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            say(f"  --set {field.name}={text.lower() if value in (True, False) else text}")
+            say(f"  --set {name}={text.lower() if value in (True, False) else text}")
         return
     from wavealign.report.tables import methods_table, print_table
 

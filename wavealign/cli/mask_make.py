@@ -48,8 +48,12 @@ def make(
     from wavealign.methods.registry import find_method
     from wavealign.methods.settings import parse_settings
     from wavealign.npz import check_writable
+    from wavealign.qk.grid import find_model
 
     chosen = find_method(method)
+    names = [setting.partition("=")[0].strip() for setting in settings]
+    if "model" not in names and any(f.name == "model" for f in dataclasses.fields(chosen.params)):
+        settings = (*settings, f"model={find_model(qk['model']).family}")
     params = parse_settings(chosen.params, settings)
     check_writable(out)
     options.check_picture(plot)

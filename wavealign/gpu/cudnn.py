@@ -40,7 +40,7 @@ class CudnnBlockSparse(Backend):
         indices = lists.indices.expand(len(q), -1, -1, -1).contiguous()
 
         def launch() -> tuple[Tensor, Tensor]:
-            with CUTE:
+            with CUTE.lock:
                 result = block_sparse_attention_forward(
                     q, k, v, indices,
                     q2k_block_nums=counts,

@@ -60,7 +60,7 @@ class FlashAttention4(Backend):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """One thread at a time, and without what the compiler says about names of its own."""
-    with CUTE, warnings.catch_warnings():
+    with CUTE.lock, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

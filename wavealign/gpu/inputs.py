@@ -70,13 +70,14 @@ def laid_out(tensor: Tensor) -> Tensor:
     """The tensor, or a contiguous copy where a kernel couldn't read it in place.
 
     Its last axis has to be contiguous, its address and all other strides multiples of 16 bytes:
-    those of axes of size 1 too, for which torch calls any stride contiguous.
+    those of axes of size 1 too, for which torch calls any stride contiguous. What is there has to
+    be its elements, not their negatives (torch's negative bit).
     """
     bits, size = tensor.data_ptr(), tensor.element_size()
     *strides, last = tensor.stride()
     for stride in strides:
         bits |= stride * size
-    if last == 1 and bits % _ALIGNED_BYTES == 0:
+    if last == 1 and bits % _ALIGNED_BYTES == 0 and not tensor.is_neg():
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -86,9 +86,10 @@ def _attend(
             own = slice(row * block_q, min((row + 1) * block_q, tokens))
             kept = (blocks[:, None].long() * block_kv + within).flatten()
             kept = kept[kept < k.shape[1]]
-            attended, lse[:, h, own] = _attend_tokens(
-                q[:, own, h].float(), keys, values, kept, 1.0 / math.sqrt(D)
-            )
+            with torch.autocast(q.device.type, enabled=False):  # it would round the products
+                attended, lse[:, h, own] = _attend_tokens(
+                    q[:, own, h].float(), keys, values, kept, 1.0 / math.sqrt(D)
+                )
             out[:, own, h] = attended.to(dtype)
     return out, lse
 

@@ -11,6 +11,7 @@ from wavealign.masks.block_mask import BlockMask
 from wavealign.order.visits import BLOCK_TICKS, START_TICKS
 from wavealign.planning import row_orders
 from wavealign.planning.masks import dense_mask
+from wavealign.planning.visits import row_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ def device_lengths(mask: torch.Tensor, wave: int) -> tuple[list[HeadStatistics],
 def _launches(kept: torch.Tensor, wave: int) -> Launches:
     from wavealign.planning._phase_kernels import launch_list_schedule
 
-    counts = kept.sum(-1, dtype=torch.int32)
+    counts = row_counts(kept)
     by_nnz = row_orders.by_nnz(counts)
     launches = torch.stack([counts.view(-1), counts.gather(-1, by_nnz).view(-1)])
     starts, _ = launch_list_schedule(launches, wave, BLOCK_TICKS, START_TICKS)

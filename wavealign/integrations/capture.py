@@ -8,6 +8,7 @@ model's output is the same, bit for bit.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +23,14 @@ from torch import Tensor, nn
 from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.integrations.dispatch import DISPATCH, Operation, unwrap, wrap
+from wavealign.integrations.models import BLOCK_LISTS, MODELS, self_attentions, token_grid
+from wavealign.integrations.padding import Padding
 from wavealign.integrations.progress import Progress
 from wavealign.methods.make import make_mask
-from wavealign.methods.params import Params
+from wavealign.methods.registry import find_method
+from wavealign.methods.settings import Params
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import TensorSource, save_qk
-
-_BLOCK_LISTS = ("blocks", "transformer_blocks", "single_transformer_blocks")
-_ATTENTIONS = ("attn1", "attn")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,43 @@ class Wanted:
     params: Params | None = None
 
 
+@dataclass(frozen=True)
+class _Attends:
+    """A call of a self-attention that is to be recorded.
+
+    Attributes:
+        layer: which.
+        tokens: of the sequence's first item that count.
+        text_tokens: of these, at the end; None where nobody knows where the text is.
+    """
+
+    layer: int
+    tokens: int | None
+    text_tokens: int | None
+
+    @classmethod
+    def make(cls, model: str, layer: int, given: dict[str, Any]) -> _Attends:
+        """Of the arguments of diffusers' attention modules.
+
+        Args:
+            model: name of the transformer's class.
+            layer: which.
+            given: the arguments by name.
+
+        Raises:
+            InputError: a mask of padding that isn't behind everything else.
+        """
+        hidden, text = given["hidden_states"], given.get("encoder_hidden_states")
+        batch, video = hidden.shape[:2]
+        if text is None:
+            return cls(layer, None, 0)
+        if model not in MODELS:
+            return cls(layer, None, None)
+        mask = given.get("attention_mask")
+        tokens = Padding().lengths(mask, batch, video, text.shape[1]).tokens[0]
+        return cls(layer, tokens, tokens - video)
+
+
 @dataclass
 class Capture:
     """What was recorded so far.
@@ -67,7 +105,7 @@ class Capture:
     wanted: Wanted
     files: list[Path] = field(default_factory=list)
     _progress: Progress = field(default_factory=lambda: Progress(announced=True))
-    _layer: int | None = None
+    _attends: _Attends | None = None
     _grid: TokenGrid | None = None
     _model: str = ""
 
@@ -80,6 +118,8 @@ class Capture:
         attentions = self_attentions(transformer)
         self._model = type(transformer).__name__
         wrong = [layer for layer in self.wanted.layers if not 0 <= layer < len(attentions)]
+        if self.wanted.method is not None:
+            find_method(self.wanted.method).settings(self.wanted.params)
         if wrong or not self.wanted.layers:
             raise InputError(
                 f"layers {list(self.wanted.layers)}: {self._model} has layers 0 to "
@@ -90,7 +130,7 @@ class Capture:
         chosen = [attentions[layer] for layer in self.wanted.layers]
         for layer, attention in zip(self.wanted.layers, chosen, strict=True):
             enter = functools.partial(self._enter, layer)
-            stack.callback(attention.register_forward_pre_hook(enter).remove)
+            stack.callback(attention.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(attention.register_forward_hook(self._leave).remove)
         sites = [(a.processor, getattr(a.processor, "_site", None)) for a in chosen]
         own = [site.original if site is not None else processor for processor, site in sites]
@@ -107,9 +147,9 @@ class Capture:
         def watcher(real: Operation) -> Operation:
             def watch(query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Any:
                 # Cross-attention to text or to an image has keys of another length.
-                if self._layer is not None and query.shape == key.shape:
-                    layer, self._layer = self._layer, None
-                    self._record(layer, query, key)
+                if self._attends is not None and query.shape == key.shape:
+                    attends, self._attends = self._attends, None
+                    self._record(attends, query, key)
                 return real(query, key, *arguments, **options)
 
             return watch
@@ -118,24 +158,29 @@ class Capture:
         stack.callback(unwrap, module, watcher)
 
     def _begin_call(self, model: nn.Module, given: dict[str, Any]) -> None:
-        self._grid = latent_grid(model, given.get("hidden_states"))
+        self._grid = token_grid(model, given)
 
-    def _enter(self, layer: int, *_: Any) -> None:
+    def _enter(self, layer: int, attention: nn.Module, given: Any, named: Any) -> None:
         steps, place = self.wanted.steps, self._progress.place
         if place is not None and place.call == 0 and (steps is None or place.step in steps):
-            self._layer = layer
+            bound = inspect.signature(type(attention).forward)
+            arguments = bound.bind_partial(attention, *given, **named).arguments
+            self._attends = _Attends.make(self._model, layer, arguments)
 
     def _leave(self, *_: Any) -> None:
-        self._layer = None
+        self._attends = None
 
-    def _record(self, layer: int, query: Tensor, key: Tensor) -> None:
+    def _record(self, attends: _Attends, query: Tensor, key: Tensor) -> None:
         """Write one layer at one step; tensors come as ``[batch, tokens, heads, head_dim]``."""
-        available = query.shape[2]
+        layer, available = attends.layer, query.shape[2]
         heads = list(self.wanted.heads if self.wanted.heads is not None else range(available))
         if not heads or max(heads) >= available or min(heads) < 0:
             raise InputError(f"heads {heads}: layer {layer} has heads 0 to {available - 1}.")
         index = torch.tensor(heads, device=query.device)
-        q, k = (x[0].detach().index_select(1, index).transpose(0, 1) for x in (query, key))
+        q, k = (
+            x[0, : attends.tokens].detach().index_select(1, index).transpose(0, 1)
+            for x in (query, key)
+        )
         place = self._progress.place
         assert place is not None
         run = f"run{place.run}_" if place.run else ""
@@ -144,16 +189,23 @@ class Capture:
             "model": self._model, "layer": str(layer), "step": str(place.step),
             "run": str(place.run), "heads": ",".join(map(str, heads)),
         }  # fmt: skip
-        text = q.shape[1] - self._grid.tokens if self._grid is not None else 0
-        if self._grid is not None and text >= 0:
-            about.update(grid=str(self._grid), text_tokens=str(text))
+        grid, text = self._grid, attends.text_tokens
+        if text is None or (grid is not None and grid.tokens + text != q.shape[1]):
+            grid = None  # other tokens are in between, or the text comes first
+        if text or grid is not None:
+            about.update(text_tokens=str(text))
+        if grid is not None:
+            about.update(grid=str(grid))
         if self.wanted.method is None:
             self.files.append(save_qk(self.folder / f"{name}.safetensors", q, k, about))
             return
         from wavealign.masks import save_mask
 
         source = TensorSource(q, k, name)
-        mask = make_mask(self.wanted.method, source, self.wanted.params, device=str(q.device))
+        mask = make_mask(
+            self.wanted.method, source, self.wanted.params, grid=grid, text_tokens=text or 0,
+            device=str(q.device),
+        )  # fmt: skip
         path = self.folder / f"{name}.npz"
         save_mask(path, replace(mask, meta={**mask.meta, **about, "heads": heads}))
         self.files.append(path)
@@ -198,7 +250,7 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
 
         def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
             known = any(module is part for model in attached for part in model.modules())
-            if not known and any(hasattr(module, name) for name in _BLOCK_LISTS):
+            if not known and any(hasattr(module, name) for name in BLOCK_LISTS):
                 if attached and type(module) is not type(attached[0]):
                     raise InputError(
                         f"{type(module).__name__} is called beside {type(attached[0]).__name__}; "
@@ -215,38 +267,8 @@ def capture_first(folder: str | Path, wanted: Wanted) -> Iterator[Capture]:
         yield capture
 
 
-def self_attentions(transformer: nn.Module) -> list[Any]:
-    """The self-attention of every block, block list by block list.
-
-    Raises:
-        InputError: no blocks with attention.
-    """
-    found = []
-    for blocks in _BLOCK_LISTS:
-        for block in getattr(transformer, blocks, ()):
-            attentions = [getattr(block, name, None) for name in _ATTENTIONS]
-            found += [a for a in attentions if hasattr(a, "processor")][:1]
-    if not found:
-        raise InputError(
-            f"{type(transformer).__name__}: no transformer blocks with attention found; expected "
-            "a diffusers video transformer such as WanTransformer3DModel."
-        )
-    return found
-
-
 def _folder(folder: str | Path) -> Path:
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder.")
     return path
-
-
-def latent_grid(model: nn.Module, latents: Any) -> TokenGrid | None:
-    """The token grid, where latents come as ``[batch, channels, frames, height, width]``."""
-    patch = getattr(getattr(model, "config", None), "patch_size", None)
-    if not isinstance(latents, Tensor) or latents.ndim != 5 or patch is None:
-        return None
-    if isinstance(patch, int):
-        patch = (getattr(model.config, "patch_size_t", 1) or 1, patch, patch)
-    frames, height, width = (n // p for n, p in zip(latents.shape[2:], patch, strict=True))
-    return TokenGrid(frames, height, width)

@@ -22,22 +22,22 @@ from wavealign.attention.lanes import Lanes, capturing
 from wavealign.attention.plans import Buffers
 from wavealign.attention.stateful import Attention, Reuse, Statistics
 from wavealign.errors import InputError
-from wavealign.integrations.capture import self_attentions
 from wavealign.integrations.dispatch import Site, SiteProcessor
-from wavealign.integrations.mask_functions import MaskFunction, block_of, named_method, takes_text
+from wavealign.integrations.mask_functions import (
+    MaskFunction,
+    block_of,
+    checked_function,
+    named_method,
+    takes_text,
+)
+from wavealign.integrations.models import MODELS, self_attentions
 from wavealign.integrations.padding import Lengths, Padding
-from wavealign.integrations.progress import ThreadProgress
+from wavealign.integrations.progress import Place, ThreadProgress
+from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
 
 _TRANSFORMERS = "diffusers.models.transformers.transformer_"
-_MODELS = {  # class: module of its processors
-    "WanTransformer3DModel": "wan",
-    "LTXVideoTransformer3DModel": "ltx",
-    "HunyuanVideoTransformer3DModel": "hunyuan_video",
-    "HunyuanVideoFramepackTransformer3DModel": "hunyuan_video",
-    "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
-}
-
+_PLACED = "_wavealign"  # of a transformer: the processors that stand before its own
 
 S = TypeVar("S", bound=Site)
 
@@ -46,8 +46,8 @@ S = TypeVar("S", bound=Site)
 class _Kept:
     """Masks of a layer and branch that steps share: those of each part of the batch."""
 
-    run: int
-    step: int
+    made: Place
+    used: Place | None = None
     masks: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -66,31 +66,38 @@ class _MaskSite(Site):
     ) -> torch.Tensor:
         # A graph's memory is its own: what is captured keeps nothing.
         keeps = self.mask_every > 1 and not capturing(q.device)
-        kept = self._kept(q.device, q.shape, lengths) if keeps else _Kept(0, 0)
+        masks = self._kept(q.device, q.shape, lengths) if keeps else []
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            known = i < len(kept.masks)
-            mask = kept.masks[i] if known else self._mask(q, k, lengths)
+            known = i < len(masks)
+            mask = masks[i] if known else self._mask(q, k, lengths)
             if keeps and not known:
                 mask = mask.clone()  # nobody else writes to it
             made = self.attention(q, k, v, mask, same_mask=known)
             assert isinstance(made, torch.Tensor)
             if keeps and not known:
-                kept.masks.append(mask)  # otherwise not: a mask a layer would add up
+                masks.append(mask)  # otherwise not: a mask a layer would add up
             return made
 
         return lengths.attend(q, k, v, one)
 
-    def _kept(self, device: torch.device, *of: object) -> _Kept:
+    def _kept(self, device: torch.device, *of: object) -> list[torch.Tensor]:
         """What this run's last steps kept for the branch and these sizes; nothing else stays."""
         place = self.progress.place
         if place is None:
             raise InputError("an attention layer was called outside its transformer.")
         lane = self.kept.here(device)
         for key, kept in list(lane.items()):
-            if kept.run != place.run or place.step - kept.step >= self.mask_every:
+            if kept.made.run != place.run or place.step - kept.made.step >= self.mask_every:
                 del lane[key]
-        return lane.setdefault((place.branch, of), _Kept(place.run, place.step))
+        kept = lane.setdefault((place.branch, of), _Kept(place))
+        if kept.used is place:
+            raise InputError(
+                "a layer attends twice in one call of the transformer, and mask_every keeps one "
+                "mask for it; expected mask_every=1."
+            )
+        kept.used = place
+        return kept.masks
 
     def _mask(self, q: torch.Tensor, k: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if not self.tell_text:
@@ -128,9 +135,12 @@ def enable(
             f"{method} searches at some steps of a run and reuses in between: "
             "wavealign.integrations.diffusers_sessions.enable_session."
         )
-    if mask_every < 1:
+    if whole_number("mask_every", mask_every) < 1:
         raise InputError(f"mask_every is {mask_every}; expected at least 1.")
-    function = named_method(method, params) if isinstance(method, str) else method
+    if isinstance(method, str):
+        function = named_method(method, params)
+    else:
+        function = checked_function(method, params)
     block = block_of(method, params, block)
     tell_text = takes_text(function)
     buffers, padding, progress = Buffers(), Padding(), ThreadProgress()
@@ -157,10 +167,11 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     """
     modules = _attentions(transformer)
     name = type(transformer).__name__
-    if any(isinstance(module.processor, SiteProcessor) for module in modules):
+    if hasattr(transformer, _PLACED):
         raise InputError(f"this {name} is enabled already; disable it first.")
-    home = importlib.import_module(_TRANSFORMERS + _MODELS[name]).__name__
+    home = importlib.import_module(_TRANSFORMERS + MODELS[name]).__name__
     made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
+    setattr(transformer, _PLACED, made)
     for module, processor in zip(modules, made, strict=True):
         module.processor = processor
         processor.hold()
@@ -169,14 +180,20 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
 def disable(transformer: torch.nn.Module) -> None:
     """Give the transformer its own attention back.
 
+    Processors that were put into others since, or kept, are the model's own from then on.
+
     Raises:
         InputError: it isn't enabled.
     """
-    enabled = [m for m in _attentions(transformer) if isinstance(m.processor, SiteProcessor)]
-    if not enabled:
+    modules, placed = _attentions(transformer), getattr(transformer, _PLACED, None)
+    if placed is None:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
-    for module in enabled:
-        module.processor = module.processor.remove()
+    for processor in placed:
+        processor.remove()
+    for module in modules:
+        if module.processor in placed:
+            module.processor = module.processor.original
+    delattr(transformer, _PLACED)
 
 
 def statistics(transformer: torch.nn.Module) -> Statistics:
@@ -199,14 +216,14 @@ def explain(transformer: torch.nn.Module) -> str:
 
 def sites_of(transformer: torch.nn.Module, kind: type[S]) -> Iterator[S]:
     """The sites of a kind that stand under a transformer, layer by layer."""
-    for module in _attentions(transformer):
-        site = getattr(module.processor, "_site", None)
-        if isinstance(site, kind):
-            yield site
+    _attentions(transformer)
+    for processor in getattr(transformer, _PLACED, ()):
+        if isinstance(processor._site, kind):
+            yield processor._site
 
 
 def _attentions(transformer: torch.nn.Module) -> list[Any]:
     name = type(transformer).__name__
-    if name not in _MODELS:
-        raise InputError(f"{name} isn't supported; expected one of {', '.join(_MODELS)}.")
+    if name not in MODELS:
+        raise InputError(f"{name} isn't supported; expected one of {', '.join(MODELS)}.")
     return self_attentions(transformer)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from wavealign.errors import InputError
-from wavealign.integrations.capture import latent_grid
 from wavealign.integrations.diffusers import put_sites, sites_of
 from wavealign.integrations.dispatch import Site
+from wavealign.integrations.models import token_grid
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Progress
 from wavealign.qk.grid import TokenGrid
@@ -41,7 +41,7 @@ class _Run:
 
     def begin_call(self, model: Any, given: dict[str, Any]) -> None:
         """Before the transformer runs: a run may begin."""
-        place, grid = self.progress.place, _grid_of(model, given)
+        place, grid = self.progress.place, token_grid(model, given)
         assert place is not None
         if place.step == place.call == 0:
             refuse_cache(model)
@@ -64,14 +64,6 @@ class _Run:
             self.grid = grid
             self.session = make_session(self.name, grid=grid, **self.options)
         self.session.reset()
-
-
-def _grid_of(model: Any, given: dict[str, Any]) -> TokenGrid | None:
-    """The token grid that a transformer is called with."""
-    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
-    if all(isinstance(size, int) for size in sizes):
-        return TokenGrid(*sizes)  # type: ignore[arg-type]
-    return latent_grid(model, given.get("hidden_states"))
 
 
 @dataclass
@@ -178,8 +170,7 @@ def restart(transformer: torch.nn.Module) -> None:
     Raises:
         InputError: it runs no session.
     """
-    progress = _run_of(transformer).progress
-    progress.place, progress.announced = None, True
+    _run_of(transformer).progress.announce()
 
 
 def _run_of(transformer: torch.nn.Module) -> _Run:

@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from wavealign._locks import ForkSafeLock
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
 from wavealign.integrations.progress import Watch
+from wavealign.numbers import whole_number
 
 DISPATCH = "dispatch_attention_fn"
 _SLOT = "_wavealign"  # of a replaced operation: the original and the wrappers around it
@@ -74,12 +77,18 @@ class Site:
         original: the model's processor.
         min_tokens: shorter sequences go to the model's own attention.
         padding, progress: shared by all sites.
+
+    Raises:
+        InputError: `min_tokens` is no whole number.
     """
 
     original: Any
     min_tokens: int
     padding: Padding
     progress: Watch
+
+    def __post_init__(self) -> None:
+        whole_number("min_tokens", self.min_tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> Tensor:
         """Attention of a call.
@@ -99,6 +108,7 @@ class _Call:
     lengths: Lengths
     attended: bool = False
 
+    @torch.compiler.disable
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
@@ -109,6 +119,7 @@ class _Call:
         if attn_mask is not None and not attn_mask.is_meta:
             raise InputError("an attention mask beside the block mask; expected none.")
         _refuse_parallel(parallel_config)
+        _refuse_stand_ins()
         asked = {**(attention_kwargs or {}), **unknown}
         asked.update({"dropout_p": dropout_p} if dropout_p else {})
         asked.update({"is_causal": is_causal} if is_causal else {})
@@ -153,18 +164,31 @@ def _refuse_parallel(config: Any) -> None:
         )
 
 
+def _refuse_stand_ins() -> None:
+    """Raise where somebody may replace torch's attention on the way, which isn't called here.
+
+    Guidance that skips attention does so, and context parallelism outside of diffusers.
+    """
+    for mode in _get_current_function_mode_stack():
+        if not isinstance(mode, DeviceContext):
+            raise InputError(
+                f"{type(mode).__name__} is active, a TorchFunctionMode, and may replace torch's "
+                "attention, which a block mask doesn't call; expected none around the transformer."
+            )
+
+
 class SiteProcessor:
-    """The model's processor, with its site active while it runs.
+    """The model's processor, with its site active while it runs, until it is removed.
 
     What is read from it and set on it (``set_attention_backend``) is the model's processor's.
     """
 
     def __init__(self, site: Site, module: str) -> None:
         _refuse_parallel(getattr(site.original, "_parallel_config", None))
-        vars(self).update(_site=site, _module=module)
+        vars(self).update(_site=site, _module=module, _removed=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_site":  # a copy that is being made has none yet
+        if name in ("_site", "_removed"):  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self._site.original, name)
 
@@ -174,18 +198,23 @@ class SiteProcessor:
     @torch.compiler.disable
     def hold(self) -> None:
         """See to it that the module asks for sites as long as this processor is under a model."""
-        with _holding:
+        with _holding.lock:
             wrap(sys.modules[self._module], _by_sites, inside=True)
             if self not in _held:  # new, or a copy of one
                 _held.add(self)
                 weakref.finalize(self, _release, self._module).atexit = False
 
-    def remove(self) -> Any:
-        """Watch the model's calls no more; the model's processor."""
+    def remove(self) -> None:
+        """Be the model's processor from now on, wherever it was put meanwhile."""
+        vars(self).update(_removed=True)
         self._site.progress.close()
-        with _holding:
+        with _holding.lock:
             _held.discard(self)
             _release(self._module)
+
+    @property
+    def original(self) -> Any:
+        """The model's processor."""
         return self._site.original
 
     def __call__(
@@ -209,7 +238,7 @@ class SiteProcessor:
         if image_rotary_emb is not None:
             named["image_rotary_emb"] = image_rotary_emb
         call = None
-        if video + text >= site.min_tokens:
+        if video + text >= site.min_tokens and not self._removed:
             for processor in (self, getattr(attn, "processor", None)):  # that one may wrap this
                 _refuse_parallel(getattr(processor, "_parallel_config", None))
             self.hold()
@@ -239,6 +268,6 @@ _holding = ForkSafeLock()  # a thread that holds it may collect a processor, whi
 
 def _release(module: str) -> None:
     """Give a module its operation back when no processor needs it."""
-    with _holding:
+    with _holding.lock:
         if module in sys.modules and not any(processor._module == module for processor in _held):
             unwrap(sys.modules[module], _by_sites)

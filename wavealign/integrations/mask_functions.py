@@ -11,6 +11,7 @@ import torch
 
 from wavealign.errors import InputError
 from wavealign.methods.registry import find_method
+from wavealign.numbers import block_size
 
 
 class MaskFunction(Protocol):
@@ -22,6 +23,34 @@ class MaskFunction(Protocol):
     def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """From ``[B, tokens, H, D]`` to bool ``[H, M, N]`` or ``[B, H, M, N]``."""
         ...
+
+
+def checked_function(method: MaskFunction, params: Any = None) -> MaskFunction:
+    """The mask function that was given.
+
+    Raises:
+        InputError: what can't be called with Q and K, or parameters beside it.
+    """
+    if not callable(method):
+        raise InputError(
+            f"method is {type(method).__name__}; expected a method's name, or a function of Q and "
+            "K that returns a mask."
+        )
+    if params is not None:
+        raise InputError(f"params={params} beside a function, which has its own; leave it out.")
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # a builtin has none
+        return method
+    told = {"text_tokens": 0} if takes_text(method) else {}
+    try:
+        signature.bind(None, None, **told)
+    except TypeError as problem:
+        raise InputError(
+            f"the mask function can't be called with Q and K ({problem}); expected (q, k), or (q, "
+            "k, text_tokens)."
+        ) from problem
+    return method
 
 
 def named_method(name: str, params: Any = None) -> MaskFunction:
@@ -58,15 +87,18 @@ def block_of(
         own = find_method(method).settings(params).block_size()
     if block is None:
         return own
-    pair = isinstance(block, tuple | list) and len(block) == 2
-    if not pair or not all(isinstance(n, int) and n > 0 for n in block):
-        raise InputError(f"block={block}; expected two sizes in tokens, e.g. block=(128, 64).")
-    if isinstance(method, str) and tuple(block) != own:
+    try:
+        block = block_size(block)
+    except InputError as problem:
+        raise InputError(
+            f"block={block}; expected two sizes in tokens, e.g. block=(128, 64)."
+        ) from problem
+    if isinstance(method, str) and block != own:
         raise InputError(
             f"block={block}: {method} makes blocks of {own[0]}x{own[1]}; leave block out, and "
             "give params another block where the method can."
         )
-    return block[0], block[1]
+    return block
 
 
 def takes_text(function: Callable[..., Any]) -> bool:
@@ -84,5 +116,4 @@ def _masks(
     from wavealign.methods.context import HeadContext
 
     context = HeadContext(0, q.shape[1], text_tokens=text_tokens)
-    with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums
-        return methods.head_masks(name, q, k, params, context)
+    return methods.head_masks(name, q, k, params, context)

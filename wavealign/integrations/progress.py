@@ -4,11 +4,12 @@ A transformer is only called, so this is told from what it is called with. A low
 next step, a higher one another run. At an equal one the text tells branches of the guidance apart:
 
 - a text that this step didn't have yet, or at the first step the same latents again, is a branch;
-- else, at the first step, other latents are another run: the one before was broken off;
-- else a timestep of 16 bits is the next step, whose timestep was rounded to the same value.
+- else latents that have hardly moved, and a timestep of 16 bits or a whole one, are the next step,
+  whose timestep was rounded to the same value; after the first step 16 bits alone are enough;
+- else, at the first step, latents far from those are another run: the one before was broken off.
 
-What this leaves open is refused, as is a first step whose timestep of 16 bits comes again, unless
-the run's beginning was announced.
+What this leaves open is refused, as is a first step of 16 bits that comes again with latents far
+from its own, unless the run's beginning was announced.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import threading
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,9 +33,13 @@ from wavealign.errors import InputError
 
 # Told a model and the arguments of a call.
 Began = Callable[[nn.Module, dict[str, Any]], None]
-_ROUNDED = (torch.bfloat16, torch.float16)
+_SHORT = (torch.bfloat16, torch.float16)
 _TEXT = ("encoder_", "pooled_", "image_embeds")
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
+# Between steps of one rounded timestep latents move by 0.01 of their norm (0.1 where a scheduler
+# adds noise); those of two runs are 1.4 apart, less where both begin late, from one clip.
+_NEAR, _FAR = 0.05, 0.5
+_SAMPLED = 2**16  # elements of latents that are compared
 _ANEW = (
     "a new run: restart(transformer) under a session, else disable and enable it again, or begin "
     "another capture"
@@ -48,6 +55,28 @@ class Place:
     step: int
     branch: int
     call: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Latents:
+    """What is known of a call's latents: a digest of all, and some of them on the host."""
+
+    digest: str
+    sample: Tensor
+
+    @classmethod
+    def of(cls, latents: Any, whole: bool) -> _Latents:
+        """Of a call's, with a digest only where ``whole``."""
+        flat = latents.detach().reshape(-1) if isinstance(latents, Tensor) else torch.empty(0)
+        sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", torch.float32)
+        return cls(_digest(latents) if whole else "", sample)
+
+    def apart(self, other: _Latents) -> float:
+        """Their distance, as a share of the larger norm; infinite where they can't be compared."""
+        if self.sample.shape != other.sample.shape or not len(self.sample):
+            return math.inf
+        largest = torch.maximum(self.sample.norm(), other.sample.norm())
+        return float((self.sample - other.sample).norm() / largest)
 
 
 class Watch:
@@ -106,10 +135,15 @@ class Progress(Watch):
     _running: bool = False  # a call that began and didn't end
     _thread: int = 0  # that began it
     _first: float = 0.0
-    # A branch is a text, and which call with it of a step; with the latents of the first step.
-    _branches: dict[tuple[str, int], str] = field(default_factory=dict)
+    # A branch is a text, and which call with it of a step; with the latents of its last call.
+    _branches: dict[tuple[str, int], _Latents] = field(default_factory=dict)
     _called: list[tuple[str, int]] = field(default_factory=list)
+    _left: tuple[dict[tuple[str, int], _Latents], float] = ({}, 0.0)  # of the run before
     _hooks: list[Any] = field(default_factory=list, repr=False)
+
+    def announce(self) -> None:
+        """Take the next call as the first of a run, and any that hasn't ended as broken off."""
+        self.place, self.announced, self._running = None, True, False
 
     def begin(self, given: dict[str, Any]) -> None:
         """Find the place of a call.
@@ -123,17 +157,16 @@ class Progress(Watch):
         # Of tokens that are given (image to video) it is 0 all along.
         value = float(timestep.max() if isinstance(timestep, Tensor) else timestep)
         text = _digest(*(given[name] for name in sorted(given) if name.startswith(_TEXT)))
-        rounded = isinstance(timestep, Tensor) and timestep.dtype in _ROUNDED
         early = self.place is None or self.place.step == 0 or value > self.timestep
-        self._move(value, text, rounded, _digest(latents) if early else "")
+        self._move(value, text, getattr(timestep, "dtype", None), _Latents.of(latents, early))
 
-    def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
+    def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: _Latents) -> None:
         here, before = self.place, self.timestep
         if here is None or (self.interrupted and here.step == here.call == 0):
             return self._start(value, text, latents)
         if self.interrupted and value == before and self._called[-1][0] == text:
-            return None  # the call that was broken off, again
-        branch = (text, sum(t == text for t, _ in self._called))
+            self.place = replace(here)  # the call that was broken off, again
+            return None
         if value > before:
             ended = self.steps is not None and here.step + 1 >= self.steps
             if not ended and (here.step == 0 or (self.steps is not None and value < self._first)):
@@ -143,36 +176,51 @@ class Progress(Watch):
                 )
             return self._start(value, text, latents)
         if value < before:
-            return self._step(value, text)
-        # Guidance passes the same latents. Without another text between, equal ones say little.
-        alike = here.step == 0 and latents == self._branches.get((text, 0))
-        alike = alike and (not rounded or here.call > 0)
-        if here.step == 0 and branch[1] and not alike:
-            if not rounded:
-                return self._start(value, text, latents)
-            if not self.announced:
-                raise InputError(
-                    f"timestep {value:g} again with the same text: the second step, rounded to the "
-                    "first's timestep, or another run. Expected timesteps in float32; or, said "
-                    f"before each run, {_ANEW}."
-                )
-        elif not branch[1] or branch in self._branches or (alike and branch[1] < _MOST_ALIKE):
+            return self._step(value, text, latents)
+        times = Counter(t for t, _ in self._called)
+        text_again = times[text]
+        branch = (text, text_again)
+        if not text_again or branch in self._branches:
             return self._enter(here.step, branch, latents)
-        elif not rounded or alike:
+        known, short = self._branches[text, 0], dtype in _SHORT
+        rounded = short or (dtype is not None and not dtype.is_floating_point)
+        same, apart = latents.digest == known.digest, latents.apart(known)
+        if here.step == 0 and same:
+            # Guidance passes the same latents, but hardly to each of several texts twice.
+            alone = len(times) == 1
+            all_again = all(count > 1 or t == text for t, count in times.items())
+            unclear = all_again and (short if alone else rounded)
+            if not unclear and text_again < _MOST_ALIKE:
+                return self._enter(0, branch, latents)
+            moves_on = unclear and alone and self.announced
+        elif here.step == 0:
+            if apart > _FAR and not short:
+                return self._start(value, text, latents)
+            moves_on = (rounded and apart < _NEAR) or (short and self.announced)
+        else:
+            moves_on = short or (rounded and 0 < apart < _NEAR)
+        if moves_on:
+            return self._step(value, text, latents)
+        if here.step == 0 and rounded:
             raise InputError(
-                f"call {here.call + 2} of the transformer at timestep {value:g}, step {here.step}, "
-                "with a text that had its call; expected a timestep for each step, a scheduler "
-                f"that evaluates it once, and the first step's guidance, or {_ANEW}."
+                f"timestep {value:g} again with the same text: the second step, rounded to the "
+                "first's timestep, or another run. Expected timesteps in float32; or, said "
+                f"before each run, {_ANEW}."
             )
-        return self._step(value, text)
+        raise InputError(
+            f"call {here.call + 2} of the transformer at timestep {value:g}, step {here.step}, "
+            "with a text that had its call; expected a timestep for each step, a scheduler "
+            f"that evaluates it once, and the first step's guidance, or {_ANEW}."
+        )
 
-    def _start(self, value: float, text: str, latents: str) -> None:
+    def _start(self, value: float, text: str, latents: _Latents) -> None:
+        self._left = self._branches, self.timestep
         self._run, self._first, self.timestep = self._run + 1, value, value
         self._branches, self._called = {}, []
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
-    def _step(self, value: float, text: str) -> None:
+    def _step(self, value: float, text: str, latents: _Latents) -> None:
         assert self.place is not None
         step = self.place.step + 1
         if self.steps is not None and step >= self.steps:
@@ -180,11 +228,27 @@ class Progress(Watch):
                 f"timestep {value:g} is step {step} of a run of {self.steps} steps (from 0); "
                 f"expected as many as enable_session(steps=...) says, or {_ANEW}."
             )
+        if step == 1:
+            self._refuse_two_runs(value, text, latents)
         self._called, self.timestep = [], value
-        self._enter(step, (text, 0), "")
+        self._enter(step, (text, 0), latents)
 
-    def _enter(self, step: int, branch: tuple[str, int], latents: str) -> None:
-        self._branches.setdefault(branch, latents)
+    def _refuse_two_runs(self, value: float, text: str, latents: _Latents) -> None:
+        """Raise where the run that this one seemed to follow goes on: its latents are at hand."""
+        left, timestep = self._left
+        own, other = self._branches.get((text, 0)), left.get((text, 0))
+        if other is None or value >= timestep:
+            return
+        apart = latents.apart(other)
+        if apart < _FAR and (own is None or apart < latents.apart(own)):
+            raise InputError(
+                f"timestep {value:g} goes on with the run before this one: two runs take turns "
+                "here, and their steps can't be told apart. Expected a thread for each run, and "
+                "under a session a transformer for each."
+            )
+
+    def _enter(self, step: int, branch: tuple[str, int], latents: _Latents) -> None:
+        self._branches[branch] = latents
         number = list(self._branches).index(branch)
         self.place = Place(self._run, step, number, len(self._called))
         self._called.append(branch)
@@ -196,7 +260,7 @@ class Progress(Watch):
                 "the transformer is captured in a CUDA graph, and steps are counted on the host; "
                 "expected a call outside of a capture."
             )
-        with _beginning:
+        with _beginning.lock:
             self._refuse_others()
             before = self._running, self._thread
             self._running, self._thread = True, threading.get_ident()
@@ -212,7 +276,7 @@ class Progress(Watch):
 
     def _refuse_others(self) -> None:
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        if self._running and self.place is not None and self._thread in others:
+        if self._running and self._thread in others:
             raise InputError(
                 "another thread's call of this transformer hasn't ended, and the steps of one run "
                 "are counted; expected a transformer for each run, or, if that call was broken "

@@ -76,7 +76,17 @@ def _counted(
         if len(set(sizes.ravel()[:-1].tolist())) > 1:
             at.notes.append("tiles of different sizes: every tile is counted as a full block")
     block = _block(at, block_name)
-    present = [pair for pair in lists if pair[0] in file and pair[1] in file]
+    present = []
+    for pair in lists:
+        here = [name for name in pair if name in file]
+        if len(here) == 1:
+            missing = pair[1 - pair.index(here[0])]
+            raise file.error(
+                f"has '{here[0]}' and no '{missing}', so blocks would be lost; save both."
+            )
+        present += [pair] if here else []
+        if not here:
+            at.notes.append(f"no '{pair[0]}': blocks are those of '{lists[0][1]}' alone")
     arrays = [(_integers(file, count), _integers(file, index)) for count, index in present]
     leading = np.broadcast_shapes(*(index.shape[:-1] for _, index in arrays))
     width = max(index.shape[-1] for _, index in arrays)

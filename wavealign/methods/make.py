@@ -17,9 +17,9 @@ from wavealign._version import __version__
 from wavealign.errors import InputError
 from wavealign.masks import BlockMask
 from wavealign.methods.context import HeadContext
-from wavealign.methods.params import Params
 from wavealign.methods.registry import Method, find_method
 from wavealign.methods.select import lower_triangle
+from wavealign.methods.settings import Params
 from wavealign.qk.grid import TokenGrid
 from wavealign.qk.sources import QKSource
 
@@ -173,16 +173,17 @@ def _all_heads(
     """Masks of ``[B, H, L, D]``, all at once where the method can, else head by head."""
     B, H = q.shape[:2]
     found: Tensor | None = None
-    if method.batched is not None:
-        found = _function(method.batched)(q, k, params)
-    if found is None:
-        one, group = _function(method.function), H // k.shape[1]
-        heads = [
-            one(q[b, h], k[b, h // group], params, context)
-            for b in range(B)
-            for h, context in enumerate(contexts)
-        ]
-        found = torch.stack(heads).view(B, H, *heads[0].shape)
+    with torch.autocast(q.device.type, enabled=False):  # it would round the method's sums
+        if method.batched is not None:
+            found = _function(method.batched)(q, k, params)
+        if found is None:
+            one, group = _function(method.function), H // k.shape[1]
+            heads = [
+                one(q[b, h], k[b, h // group], params, context)
+                for b in range(B)
+                for h, context in enumerate(contexts)
+            ]
+            found = torch.stack(heads).view(B, H, *heads[0].shape)
     # A sum is NaN or inf where a part is, without a tensor of Q's size or a wait for the GPU.
     queries, keys = (x.sum((-2, -1), dtype=torch.float32).isfinite() for x in (q, k))
     broken = ~(queries & keys.repeat_interleave(H // k.shape[1], 1))[..., None, None]

@@ -6,46 +6,14 @@ something by accident, an option names it, and upstream's behaviour is the defau
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 from wavealign.errors import InputError
+from wavealign.methods.settings import Params
 
 TOP_P = ("inclusive", "exclusive")
 """Whether the block that crosses the threshold is kept."""
-
-
-@dataclass(frozen=True)
-class Params:
-    """Base of all parameters: validation, and the block size a method works in."""
-
-    def block_size(self) -> tuple[int, int]:
-        """Tokens per query block and per K/V block."""
-        block = getattr(self, "block", None)
-        return (block, block) if block else (self.block_q, self.block_kv)  # type: ignore[attr-defined]
-
-    def _expect(self, name: str, fits: bool, expected: str) -> None:
-        if not fits:
-            raise InputError(f"{name} is {getattr(self, name)}; expected {expected}.")
-
-    def _least(self, least: int, *names: str) -> None:
-        for name in names:
-            told = f"at least {least}" if least else "0 or more"
-            self._expect(name, getattr(self, name) >= least, told)
-
-    def _share(self, *names: str, zero: bool = False) -> None:
-        for name in names:
-            value = getattr(self, name)
-            told = f"a share {'from' if zero else 'above'} 0 and up to 1"
-            self._expect(name, 0 < value <= 1 or (zero and value == 0), told)
-
-    def _factor(self, name: str) -> None:
-        value = getattr(self, name)
-        self._expect(name, value > 0 and math.isfinite(value), "a positive number")
-
-    def _one_of(self, name: str, valid: tuple[str, ...]) -> None:
-        if getattr(self, name) not in valid:
-            raise InputError(f"{name} is '{getattr(self, name)}'; expected {' or '.join(valid)}.")
 
 
 @dataclass(frozen=True)
@@ -85,7 +53,7 @@ class XAttention(Params):
     causal: bool = False
     loose_first_chunk: bool = True
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("threshold")
         self._least(1, "stride", "block")
         self._one_of("top_p", TOP_P)
@@ -134,7 +102,7 @@ class SpargeAttn(Params):
     score_dtype: str = "input"
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("select", ("top-k", "cdf"))
         self._one_of("top_p", TOP_P)
         self._one_of("score_dtype", ("input", "float32"))
@@ -174,7 +142,7 @@ class FlexPrefill(Params):
     representative: str = "auto"
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("gamma")
         self._share("tau", zero=True)
         self._least(1, "min_budget", "block")
@@ -226,7 +194,7 @@ class MInference(Params):
     block: int = 64
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("pattern", ("vertical-slash", "a-shape", "block-sparse"))
         self._one_of("representative", REPRESENTATIVES)
         self._least(1, "verticals", "slashes", "queries", "n_local", "block")
@@ -256,7 +224,7 @@ class Exact(Params):
     block: int = 128
     causal: bool = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("select", ("top-p", "top-k"))
         self._one_of("top_p", TOP_P)
         self._share("mass", "topk")
@@ -282,7 +250,7 @@ class Random(Params):
     block_q: int = 128
     block_kv: int = 128
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._share("density")
         self._least(1, "block_q", "block_kv")
         self._expect("spread", 0 <= self.spread <= 2, "0 to 2")
@@ -308,36 +276,75 @@ class Window(Params):
     dense_text: bool = True
     block: int = 128
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._least(1, "block")
         for name in ("tile", "window"):
-            self._expect(name, min(getattr(self, name)) >= 1, "sizes of at least 1")
+            sizes = getattr(self, name)
+            self._expect(name, len(sizes) == 3 and min(sizes) >= 1, "three sizes of at least 1")
+
+
+@dataclass(frozen=True)
+class RadialModel:
+    """What upstream's scripts and masks have for a model; for the attributes see `Radial`."""
+
+    decay: float
+    block: int
+    sink: bool
+
+
+RADIAL_MODELS = {
+    "wan2.2": RadialModel(0.8, 64, True),
+    "wan": RadialModel(0.2, 128, True),
+    "hunyuan": RadialModel(0.95, 128, False),
+}
+
+_OF_THE_MODEL: Any = None  # a default until `Radial` knows the model
 
 
 @dataclass(frozen=True)
 class Radial(Params):
     """Radial Attention: a window that narrows with the distance in time.
 
+    The pattern is that of upstream's code, https://github.com/mit-han-lab/radial-attention at
+    commit 72788d4 (2025-11-11). There the first layers and steps are dense as well, which is no
+    matter of the mask. Earlier code differs: before that commit Wan's window at distance 1 was
+    half a frame each way, not a whole one, and before commit 2f61c30 (2025-07-06) HunyuanVideo had
+    the sink, too. So does the paper (https://arxiv.org/abs/2506.19852): it has the sink for every
+    model, neither a decay nor a narrowest window, and below a width of one token it leaves out
+    diagonals, where the code leaves out pairs of frames below 128 tokens.
+
     Attributes:
-        decay: factor of the window's width (upstream: 0.2 for Wan2.1, 0.95 for HunyuanVideo).
-        model: "wan" (half a frame at distance 1) or "hunyuan" (a full one).
-        sink: frame 0 is read by every query (upstream: yes).
+        decay: factor of the window's width; None for the model's (wan 0.2, wan2.2 0.8, hunyuan
+            0.95, as upstream's scripts have it).
+        model: "wan" (Wan2.1), "wan2.2" or "hunyuan" (HunyuanVideo): upstream has no others.
+        sink: frame 0 is read by every query; None for the model's (Wan yes, HunyuanVideo no).
         dense_tail: upstream's accident: a ragged last block of video is dense, row and column.
         dense_text: rows and columns of text tokens are dense (upstream: yes).
-        block: tokens per query and K/V block, and the narrowest window (upstream: 128).
+        block: tokens per query and K/V block, and the narrowest window; None for the model's (128;
+            wan2.2 64).
+        cut_frames: upstream's accident: a frame counts in no more blocks than it would fill from
+            a block's beginning. One that begins inside a block and ends in one more doesn't count
+            in that last one, which the next frame shares.
 
     Raises:
-        InputError: a value out of its range.
+        InputError: a value out of its range, or a model that upstream doesn't have.
     """
 
-    decay: float = 0.2
+    decay: float = _OF_THE_MODEL
     model: str = "wan"
-    sink: bool = True
+    sink: bool = _OF_THE_MODEL
     dense_tail: bool = True
     dense_text: bool = True
-    block: int = 128
+    block: int = _OF_THE_MODEL
+    cut_frames: bool = True
 
     def __post_init__(self) -> None:
-        self._one_of("model", ("wan", "hunyuan"))
+        self._one_of("model", tuple(RADIAL_MODELS))
+        for name, value in vars(RADIAL_MODELS[self.model]).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    def _check(self) -> None:
         self._least(1, "block")
         self._factor("decay")

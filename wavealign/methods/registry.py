@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wavealign.errors import InputError, unknown_name
 from wavealign.methods import params
-from wavealign.methods.params import Params
+from wavealign.methods.settings import Params
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 _LEAST_COLUMN = 1 / 3  # a column of a block counts as dense above this share of its queries
 _LEAST_BLOCK = 0.6  # a block is kept above this share of dense columns among the touched ones
+_LEAST_WINDOW = 128  # tokens: below, pairs of frames are left out
 
 
 def random(params: Random, context: HeadContext) -> BoolArray:
@@ -65,10 +66,11 @@ def radial(params: Radial, context: HeadContext) -> BoolArray:
     Every pair of frames has a window around the same place in the frame, narrower the farther
     they are apart, and from some distance on only every n-th pair has one. A block is kept
     where, in one pair of frames, more than 0.6 of the columns that are touched at all are read
-    by more than a third of the block's queries.
+    by more than a third of the block's queries. `Radial` says whose pattern it is.
 
     Raises:
-        InputError: another token order, or frames smaller than a block.
+        InputError: another token order, frames smaller than a block, or such that upstream's
+            accident leaves a query block no video.
     """
     frames, height, width = context.need_grid("radial")
     per_frame, block = height * width, params.block
@@ -84,20 +86,32 @@ def radial(params: Radial, context: HeadContext) -> BoolArray:
     # One cell per (K/V block, frame) that meet: a block may span two frames or more.
     starts = np.flatnonzero(np.diff(key // block, prepend=-1) | np.diff(key_frame, prepend=-1))
     cell_block = starts // block
+    # Where each frame's blocks end; those of the last are nobody else's, and stay.
+    ends = -(-np.arange(1, frames + 1) * per_frame // block)
+    if params.cut_frames:
+        most = np.arange(frames - 1) * per_frame // block + math.ceil(per_frame / block)
+        ends[:-1] = np.minimum(ends[:-1], most)
+    held = cell_block < ends[key_frame[starts]]
     reach = np.array(
         [[_reach(i, j, per_frame, params) for j in range(frames)] for i in range(frames)]
     )
     for frame in range(frames):
         half = reach[frame][key_frame]
         low, high = place - half, place + half
-        for first in range(frame * per_frame // block, math.ceil((frame + 1) * per_frame / block)):
+        for first in range(frame * per_frame // block, ends[frame]):
             begin = max(first * block - frame * per_frame, 0)
             end = min((first + 1) * block - frame * per_frame, per_frame)
             readers = np.minimum(high, end - 1) - np.maximum(low, begin) + 1
             touched = np.add.reduceat(readers > 0, starts, dtype=np.int64)
             queries = min(block, tokens - first * block)
             dense = np.add.reduceat(readers > _LEAST_COLUMN * queries, starts, dtype=np.int64)
-            keep[first, cell_block[dense > _LEAST_BLOCK * touched]] = True
+            keep[first, cell_block[held & (dense > _LEAST_BLOCK * touched)]] = True
+    if (empty := np.flatnonzero(~keep[: math.ceil(tokens / block)].any(axis=1))).size:
+        raise InputError(
+            f"radial: frames of {per_frame} tokens leave query block {empty[0]} without any block "
+            "of video, by upstream's accident; expected cut_frames=false, or frames of whole "
+            "blocks."
+        )
     if params.dense_tail and tokens % block:
         keep[tokens // block] = True
         keep[:, tokens // block] = True
@@ -112,10 +126,8 @@ def _reach(i: int, j: int, per_frame: int, params: Radial) -> int:
     if j == 0 and params.sink:
         return per_frame
     full: float = 2 ** per_frame.bit_length() / 2 ** distance.bit_length()
-    if full < 128 and distance % int(128 / full):
+    if full < _LEAST_WINDOW and distance % int(_LEAST_WINDOW / full):
         return -per_frame
-    if distance == 0 or (distance == 1 and params.model == "hunyuan"):
+    if distance <= 1:
         return per_frame
-    if distance == 1:
-        return per_frame // 2
     return int(max(full * params.decay, params.block))

@@ -55,7 +55,7 @@ def metis(head: HeadMask, context: OrderContext, neighbours: int, rank: int) -> 
         return np.arange(head.M, dtype=np.int32)
     graph = neighbour_graph(head, neighbours, rank, context)
     seed = int(context.rng(Draw.SOLVER).integers(2**31))
-    with _metis_lock:
+    with _metis_lock.lock:
         _, labels = pymetis.part_graph(
             parts, pymetis.CSRAdjacency(graph.indptr, graph.indices), recursive=True,
             options=pymetis.Options(seed=seed, ufactor=1),

@@ -28,7 +28,7 @@ def ordered_lists(
     places = tl.arange(0, LANES)
     inside = places < N
     blocks = tl.load(kv_orders + head * N + places, mask=inside, other=0)
-    kept = tl.load(mask + row * N + blocks, mask=inside, other=0).to(tl.int32)
+    kept = (tl.load(mask + row * N + blocks, mask=inside, other=0) != 0).to(tl.int32)
     visit = tl.cumsum(kept, 0) - 1
     if PLACES:
         tl.store(out + row * width + visit, places, mask=(kept != 0) & (visit < width))
@@ -48,6 +48,30 @@ def ordered_lists(
         if GATHERED:
             target = head.to(tl.int64) * M + tl.load(slots + row)
         tl.store(out + target * width + visit, blocks, mask=(kept != 0) & (visit < width))
+
+
+@triton.jit
+def kept_blocks(mask, counts, N, LANES: tl.constexpr):
+    """Row: how many K/V blocks it keeps. mask: uint8 ``[rows, N]``; counts int32 ``[rows]``."""
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.arange(0, LANES)
+    kept = tl.load(mask + row * N + blocks, mask=blocks < N, other=0) != 0
+    tl.store(counts + row, tl.sum(kept.to(tl.int32), 0))
+
+
+@triton.jit
+def differing(mask, source, state, size, CHUNK: tl.constexpr):
+    """Chunk: copied from mask to source where they differ, which the 1 in ``state[1]`` tells.
+
+    mask, source: uint8 ``[size]``; state int32 ``[2]``.
+    """
+    at = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = at < size
+    new = tl.load(mask + at, mask=inside, other=0)
+    old = tl.load(source + at, mask=inside, other=0)
+    if tl.max((new != old).to(tl.int32), 0) != 0:
+        tl.store(source + at, new, mask=inside)
+        tl.store(state + 1, 1)
 
 
 def _options(columns: int):
@@ -76,3 +100,25 @@ def launch_places(mask, counts, kv_orders, out) -> None:
             bits, counts, kv_orders, bits, counts, counts, out, M, N, out.shape[-1],
             GATHERED=False, REVERSED=False, RAGGED=False, PLACES=True, **_options(N),
         )  # fmt: skip
+
+
+def launch_counts(mask, out) -> None:
+    """`row_counts` (wavealign.planning.visits) on a GPU."""
+    H, M, N = mask.shape
+    with on_device(mask):
+        kept_blocks[(H * M,)](mask.view(torch.uint8), out, N, **_options(N))
+
+
+def note_changes(mask, source, state) -> None:
+    """Bring a copy of a mask up to date, and set ``state[1]`` to 1 where that changed it.
+
+    Args:
+        mask: bool, contiguous, on a GPU.
+        source: the copy.
+        state: int32 ``[2]``.
+    """
+    size, chunk = mask.numel(), 4096
+    with on_device(mask):
+        differing[(triton.cdiv(size, chunk),)](
+            mask.view(torch.uint8), source.view(torch.uint8), state, size, chunk, num_warps=4
+        )

@@ -13,13 +13,14 @@ from wavealign.masks.block_mask import HeadMask
 from wavealign.order.context import Draw, OrderContext
 from wavealign.order.visits import VisitOrder, draw_kv_order
 from wavealign.planning import row_orders
+from wavealign.planning.following import Following
 from wavealign.planning.layout import ListLayout
 from wavealign.planning.lists import DeviceSchedule
 from wavealign.planning.masks import dense_mask
 from wavealign.planning.phases import entry_skips
 from wavealign.planning.recipes import Recipe, recipes_per_head
 from wavealign.planning.spectra import RANK
-from wavealign.planning.visits import Walk, write_lists, write_places
+from wavealign.planning.visits import Walk, row_counts, write_lists, write_places
 
 _MOST_COLUMNS = 32768
 
@@ -29,8 +30,8 @@ class Planner:
 
     A call starts work on the device and never waits for it; once the policies in use have been
     planned once, it can be captured in a CUDA graph. Buffers take ``4·H·M·(width + 5)`` bytes, a
-    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB. Calls
-    come from one thread at a time, on one stream.
+    call in addition about ``17·H·M`` bytes and, for `svd`, at most 1.2 GiB; `follow` keeps these,
+    and a mask's ``H·M·N``. Calls come from one thread at a time, on one stream.
 
     Attributes:
         edition: calls that have begun to write: a schedule is that of its call only while the
@@ -72,6 +73,7 @@ class Planner:
         self._kv_orders: dict[tuple[bool, ...], Tensor] = {}
         self._flags: dict[tuple[bool, ...], Tensor] = {}
         self._solver_start: Tensor | None = None
+        self._following = Following(self.shape, self.device)
 
     def __call__(self, mask: Tensor, policies: str | Sequence[str] = "lockstep") -> DeviceSchedule:
         """Plan a mask.
@@ -86,17 +88,48 @@ class Planner:
         Raises:
             InputError: a mask of another shape or on another device, an unusable policy.
         """
+        kept, recipes = self._checked(mask, policies)
+        self._following.begin()
+        self._write(kept, recipes)
+        return self._schedule(recipes)
+
+    def follow(self, mask: Tensor, policies: str | Sequence[str] = "lockstep") -> DeviceSchedule:
+        """Plan a mask, or leave the lists as they are where they are its already.
+
+        The mask's content decides, by whatever road it got there. On a GPU the device compares, the
+        host doesn't wait for it.
+
+        Args:
+            mask, policies: see `__call__`.
+
+        Returns:
+            The schedule, in this planner's buffers.
+
+        Raises:
+            InputError: see `__call__`.
+        """
+        kept, recipes = self._checked(mask, policies)
+        names = tuple(recipe.name for recipe in recipes)
+        self._following.update(kept, names, lambda source: self._write(source, recipes))
+        return self._schedule(recipes)
+
+    def _checked(
+        self, mask: Tensor, policies: str | Sequence[str]
+    ) -> tuple[Tensor, Sequence[Recipe]]:
+        """Of a call that may begin to write."""
         kept = dense_mask(mask)
-        H, _, N = self.shape
         if kept.shape != self.shape or kept.device != self._table.device:
             raise InputError(
                 f"a mask {list(kept.shape)} on {kept.device}; this planner is for "
                 f"{list(self.shape)} on {self._table.device}."
             )
-        recipes = recipes_per_head(policies, H)
+        recipes = recipes_per_head(policies, self.shape[0])
         self.edition += 1
-        visits = [recipe.visits for recipe in recipes]
-        counts = kept.sum(-1, dtype=torch.int32)
+        return kept, recipes
+
+    def _write(self, kept: Tensor, recipes: Sequence[Recipe]) -> None:
+        visits, N = [recipe.visits for recipe in recipes], self.shape[2]
+        counts = row_counts(kept)
         rows = row_orders.Rows(kept, counts, self.wave, self._start)
         order = self._row_orders(rows, recipes)
         slots = torch.argsort(order, dim=-1)
@@ -114,10 +147,13 @@ class Planner:
             skips = torch.zeros_like(counts)
         walk = Walk(kv_orders, backwards, skips)
         write_lists(kept, counts, walk, slots, self.layout, self._indices)
+
+    def _schedule(self, recipes: Sequence[Recipe]) -> DeviceSchedule:
         names = tuple(recipe.name for recipe in recipes)
         return DeviceSchedule(
-            self._table, self._counts, self._starts, self._indices, N, self.layout, names
-        )
+            self._table, self._counts, self._starts, self._indices, self.shape[2], self.layout,
+            names,
+        )  # fmt: skip
 
     def kv_orders(self, policies: str | Sequence[str]) -> Tensor:
         """Int32 ``[H, N]``: each head's K/V order under these policies, place → K/V block."""

@@ -37,10 +37,11 @@ def svd_order(mask: Tensor, counts: Tensor, start: Tensor) -> Tensor:
         largest, and equal ones keep their natural order.
     """
     heads = max(1, _CHUNK_BYTES // (4 * mask.shape[1] * mask.shape[2]))
-    orders = [
-        _descending(leading_coordinate(part, start), part_counts)
-        for part, part_counts in zip(mask.split(heads), counts.split(heads), strict=True)
-    ]
+    with torch.autocast(mask.device.type, enabled=False):  # whatever the caller's region says
+        orders = [
+            _descending(leading_coordinate(part, start), part_counts)
+            for part, part_counts in zip(mask.split(heads), counts.split(heads), strict=True)
+        ]
     return torch.cat(orders) if len(orders) > 1 else orders[0]
 
 

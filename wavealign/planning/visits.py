@@ -33,6 +33,22 @@ class Walk:
     skips: Tensor
 
 
+def row_counts(mask: Tensor) -> Tensor:
+    """K/V blocks that each row keeps, int32 ``[H, M]``.
+
+    Args:
+        mask: bool ``[H, M, N]``, contiguous.
+    """
+    if not mask.is_cuda:
+        return mask.sum(-1, dtype=torch.int32)
+    # Torch's own sum would make an int32 copy of the mask first.
+    from wavealign.planning._list_kernels import launch_counts
+
+    counts = torch.empty(mask.shape[:2], dtype=torch.int32, device=mask.device)
+    launch_counts(mask, counts)
+    return counts
+
+
 def write_lists(
     mask: Tensor, counts: Tensor, walk: Walk, slots: Tensor, layout: ListLayout, out: Tensor
 ) -> None:

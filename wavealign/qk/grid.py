@@ -88,6 +88,7 @@ class VideoModel:
     Attributes:
         name: as given to ``--model``.
         title: in full.
+        family: what methods with a parameter ``model`` call it.
         stride: pixels (and frames) that the VAE folds into a latent, in time, height, width.
         patch: latents that one token covers, in time, height, width.
         source: where these figures come from.
@@ -95,6 +96,7 @@ class VideoModel:
 
     name: str
     title: str
+    family: str
     stride: tuple[int, int, int]
     patch: tuple[int, int, int]
     source: str
@@ -140,10 +142,10 @@ _LTX = "diffusers, transformer_ltx2 and its conversion script"
 MODELS = {
     model.name: model
     for model in (
-        VideoModel("wan2.1", "Wan2.1-T2V-14B", (4, 8, 8), (1, 2, 2), _WAN),
-        VideoModel("wan2.1-1.3b", "Wan2.1-T2V-1.3B", (4, 8, 8), (1, 2, 2), _WAN),
-        VideoModel("hunyuan", "HunyuanVideo", (4, 8, 8), (1, 2, 2), _HUNYUAN),
-        VideoModel("ltx2", "LTX-2.3", (8, 32, 32), (1, 1, 1), _LTX),
+        VideoModel("wan2.1", "Wan2.1-T2V-14B", "wan", (4, 8, 8), (1, 2, 2), _WAN),
+        VideoModel("wan2.1-1.3b", "Wan2.1-T2V-1.3B", "wan", (4, 8, 8), (1, 2, 2), _WAN),
+        VideoModel("hunyuan", "HunyuanVideo", "hunyuan", (4, 8, 8), (1, 2, 2), _HUNYUAN),
+        VideoModel("ltx2", "LTX-2.3", "ltx2", (8, 32, 32), (1, 1, 1), _LTX),
     )
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wavealign._devices import need_elements
 from wavealign.errors import InputError
 from wavealign.gpu.inputs import refuse_derivatives
 from wavealign.numbers import block_size, whole_number
@@ -121,6 +122,8 @@ class Call:
 
 def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        refuse_derivatives(name, tensor)
+        need_elements(name, tensor)
         if tensor.ndim != 4 or 0 in tensor.shape:
             raise InputError(f"{name} is {list(tensor.shape)}; expected [B, tokens, heads, D].")
         if not tensor.is_floating_point():
@@ -128,7 +131,6 @@ def _check_sequences(q: Tensor, k: Tensor, v: Tensor) -> None:
         if tensor.dtype != q.dtype:
             raise InputError(f"{name} is {tensor.dtype}, q is {q.dtype}; expected the same.")
         _same_device(name, tensor, q)
-        refuse_derivatives(name, tensor)
     B, _, H, D = q.shape
     if k.shape != v.shape:
         raise InputError(f"k and v differ in shape ({list(k.shape)} and {list(v.shape)}).")
