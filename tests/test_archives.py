@@ -200,15 +200,15 @@ def test_a_flipped_bit_anywhere_in_the_data_is_noticed(tmp_path, method):
 
 def test_memory_is_looked_at_before_it_is_asked_for(tmp_path, monkeypatch):
     zeros = zipfile.ZipFile(tmp_path / "m.npz", "w", zipfile.ZIP_DEFLATED)
-    size = 1 << 28
+    size = 1 << 26
     with zeros, zeros.open("mask.npy", "w") as stream:
-        stream.write(npy(np.zeros(0, bool), shape=(1 << 14, 1 << 14)))
+        stream.write(npy(np.zeros(0, bool), shape=(1 << 13, 1 << 13)))
         for _ in range(1 << 4):
             stream.write(bytes(size >> 4))
     monkeypatch.setattr("wavealign._memory._free_bytes", lambda: size - 1)
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("memory was asked for"))
     started = time.monotonic()
-    refused(tmp_path / "m.npz", "256.0 MiB of memory, and 256.0 MiB are free", "[16384, 16384]")
+    refused(tmp_path / "m.npz", "64.0 MiB of memory, and 64.0 MiB are free", "[8192, 8192]")
     assert time.monotonic() - started < 1
 
 
@@ -220,6 +220,20 @@ def test_memory_that_runs_out_is_an_error_of_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "empty", full)
     refused(path, "needs more memory than there is")
+
+
+@pytest.mark.parametrize("text", [
+    np.array(b"\xff\xfe"), np.frombuffer(b"\xff" * 8, "<U2"), np.array(3), np.array(["a", "b"]),
+    np.array("wavealign.mask/2"), np.array(b"\x1b[31m" * 9000), np.array("\udcff"),
+], ids=range(7))  # fmt: skip
+@pytest.mark.parametrize("name", ["schema", "meta"])
+def test_texts_that_are_none(tmp_path, text, name):
+    np.savez(tmp_path / "m.npz", mask=DENSE, block_size=[128, 128], **{name: text})
+    path = tmp_path / "m.npz"
+    with pytest.raises(InputError) as problem:
+        load_mask(path)
+    assert str(problem.value).startswith(f"{path}: ")
+    assert len(str(problem.value)) < 1000
 
 
 def test_no_files_and_no_paths(tmp_path):
@@ -310,7 +324,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_files_give_what_was_written_or_an_error_that_names_them(whole, data):
     name = data.draw(st.sampled_from(sorted(p.name for p in whole.glob("[!_]*.npz"))))

@@ -44,7 +44,8 @@ def test_what_is_written_is_json_with_null_for_no_figure(value):
 @pytest.mark.parametrize(("text", "message"), [
     ("", "is not JSON"), ("{", "is not JSON"), ("{'a': 1}", "is not JSON"),
     (b"\xff", "is not JSON"), ("9" * 5000, "is not JSON"), ("[" * 100_000, "nested too deeply"),
-    ('{"a":' * 100_000, "nested too deeply"), ('{"a": 1, "a": 2}', "says 'a' twice"),
+    ('{"a":' * 100_000, "nested too deeply"), ("[" * 101 + "]" * 101, "nested too deeply"),
+    ('{"a":' * 500 + "1" + "}" * 500, "nested too deeply"), ('{"a": 1, "a": 2}', "says 'a' twice"),
     ('[{"b": {"c": 1, "c": 1}}]', "says 'c' twice"), ("\ufeff{}", "is not JSON"),
 ])  # fmt: skip
 def test_texts_that_are_no_json(text, message):
@@ -55,6 +56,10 @@ def test_texts_that_are_no_json(text, message):
 def test_the_tables_of_the_docs_are_those_of_the_structures():
     page = formats.PAGE.read_text(encoding="utf-8")
     assert page == formats.made(page), "out of date: run python tests/formats.py"
+
+
+def test_what_is_nested_enough_is_read():
+    assert json_text(read_json("[" * 100 + "]" * 100)) == "[" * 100 + "]" * 100
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,6 +74,8 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True, tag_field="schema", tag=
     low: float = 0.0
     name: Annotated[str, Meta(pattern="^[ab]+$", description="letters a and b")] = "a"
     sizes: tuple[int, int] = (1, 1)
+    free: dict[str, object] = {}
+    table: dict[str, Share] = {}
     flags: list[bool] = []
 
 
@@ -98,6 +105,11 @@ def test_what_follows_the_structure_is_read():
     ({"sizes": [1]}, r"sizes [1]; expected a list of 2."), ({"sizes": [1, "x"]}, 'sizes[1] "x";'),
     ({"flags": [True, 1]}, "flags[1] 1; expected true or false."),
     ({"flags": {}}, "flags {}; expected a list"),
+    (
+        {"free": {"a.b[c] `d`": [1, {"\x1b": math.nan}]}},
+        "free.a.b[c] `d`[1].\\x1b NaN; expected a number.",
+    ),
+    ({"free": {"": math.inf}}, "free. Infinity;"), ({"table": {"a.b": 2}}, "has table"),
     ({"unknown": 1}, "a thing has an unknown key 'unknown'. Valid: schema, count, amount"),
     ({"schema": "t/2"}, 'a thing has schema "t/2"; expected "t/1".'),
 ])  # fmt: skip

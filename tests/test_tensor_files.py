@@ -97,9 +97,9 @@ HOSTILE = {
     "sparse columns": (lambda: sparse(2**40, 1000, "csc"), "sparse tensor (torch.sparse_csc)"),
     "two of one name": (
         lambda: {"a/mask": DENSE, "a": {"mask": ~DENSE}},
-        "two tensors named 'a/mask'",
+        "holds 'a/mask' twice",
     ),
-    "a number and a text": (lambda: {0: DENSE, "0": ~DENSE}, "two tensors named '0'"),
+    "a number and a text": (lambda: {0: DENSE, "0": ~DENSE}, "holds '0' twice"),
     "complex": (lambda: DENSE.to(torch.complex64), "complex64"),
     "quantized": (
         lambda: torch.quantize_per_tensor(torch.ones(3, 3), 0.1, 0, torch.quint8),

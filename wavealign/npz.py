@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -103,8 +104,14 @@ class ArrayFile:
             raise self.error(
                 f"'{name}' is {array.dtype} of shape {array.shape}; expected one string."
             )
-        item = array.reshape(-1)[0]
-        return item.decode() if isinstance(item, bytes) else str(item)
+        one = array.reshape(1)
+        # numpy makes strings of any 32 bits, of which Python then breaks.
+        if array.dtype.kind == "U" and one.view(f"{array.dtype.str[0]}u4").max() > sys.maxunicode:
+            raise self.error(f"'{name}' holds what is no character; expected one string.")
+        try:
+            return one[0].decode() if array.dtype.kind == "S" else str(one[0])
+        except UnicodeDecodeError as problem:
+            raise self.error(f"'{name}' isn't UTF-8 ({problem}).") from problem
 
     def integers(self, name: str, count: int) -> list[int]:
         """The array `name` as `count` whole numbers.

@@ -28,6 +28,7 @@ Size = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 _Structure = TypeVar("_Structure")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_MOST_DEPTH = 100
 _MOST_FOUND = 120  # characters of what was found
 
 
@@ -59,7 +60,9 @@ def read_json(text: str | bytes) -> Any:
         InputError: it isn't JSON, is nested too deeply, or says a key of an object twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        value = json.loads(text, object_pairs_hook=_each_once)
+        _check_depth(value)
+        return value
     except InputError:
         raise
     except ValueError as problem:  # numbers of thousands of digits, too
@@ -77,6 +80,21 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _check_depth(value: Any) -> None:
+    """Raise where what walks through a value would go too deep."""
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [
+            item
+            for held in level
+            if isinstance(held, dict | list)
+            for item in (held.values() if isinstance(held, dict) else held)
+        ]
+        if not level:
+            return
+    raise InputError(f"is nested too deeply; expected at most {_MOST_DEPTH} levels.")
+
+
 def structured(value: Any, kind: type[_Structure], what: str) -> _Structure:
     """A value read from JSON or TOML as the structure that it must follow.
 
@@ -91,24 +109,26 @@ def structured(value: Any, kind: type[_Structure], what: str) -> _Structure:
     """
     try:
         made = msgspec.convert(value, kind)
-        fault = next(_no_figures(value), None)
     except msgspec.ValidationError as problem:
-        fault = str(problem).partition(" - at `$")[2].rstrip("`")
-    if fault is None:
-        return made
-    found, expected = _at(value, types.type_info(kind), fault)
-    place = fault.lstrip(".")
-    if isinstance(expected, types.StructType) and isinstance(found, dict):
-        _check_keys(found, expected, f"{what}'s {place}" if place else what)
+        path = str(problem).partition(" - at `$")[2].rstrip("`")
+        found, info = _at(value, types.type_info(kind), path)
+        if isinstance(info, types.StructType) and isinstance(found, dict):
+            _check_keys(found, info, f"{what}'s {path[1:]}" if path else what)
+        expected = in_words(info)
+    else:
+        fault = next(_no_figures(value), None)
+        if fault is None:
+            return made
+        (path, found), expected = fault, "a number"
     text = shown(json.dumps(found, ensure_ascii=False, default=str), _MOST_FOUND)
-    has = f"has {place}" if place else "is"
-    raise InputError(f"{what} {has} {text}; expected {in_words(expected)}.")
+    has = f"has {path.lstrip('.')}" if path else "is"
+    raise InputError(f"{what} {has} {text}; expected {expected}.")
 
 
-def _no_figures(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of the figures that are none."""
+def _no_figures(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Figures that are none, and the paths that lead there."""
     if isinstance(value, float) and not math.isfinite(value):
-        yield path
+        yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _no_figures(item, f"{path}.{key}")
@@ -131,7 +151,10 @@ def _at(value: Any, expected: types.Type, path: str) -> tuple[Any, types.Type]:
             expected = expected.item_type
         else:
             expected = types.AnyType()
-        value = value[int(index)] if index else value[key]
+        try:
+            value = value[int(index)] if index else value[key]
+        except (KeyError, IndexError, TypeError):  # keys of a table, which the path doesn't tell
+            break
     inner = next((t for t in _choices(expected) if isinstance(t, types.StructType)), expected)
     return value, inner if isinstance(value, dict) else expected
 

@@ -13,7 +13,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from wavealign.cli import main  # noqa: E402
 from wavealign.errors import InputError, MissingCapabilityError  # noqa: E402
-from wavealign.masks import load_mask  # noqa: E402
+from wavealign.masks import BlockMask, load_mask, save_mask  # noqa: E402
 from wavealign.methods import METHODS, make_mask, params  # noqa: E402
 from wavealign.qk import FileSource, TensorSource, TokenGrid  # noqa: E402
 from wavealign.report.mask_plot import coverage  # noqa: E402
@@ -108,7 +108,6 @@ def test_radial_has_no_other_models(tmp_path):
 
 
 def test_a_picture_averages_large_masks():
-    from wavealign.masks import BlockMask
 
     dense = np.random.default_rng(0).random((1200, 960)) < 0.3
     cells = coverage(BlockMask.from_dense(dense).head(0))
@@ -144,6 +143,34 @@ def test_recall(tmp_path, file, qk):
     attention = (q @ k.T / 4).softmax(-1).numpy()
     token = np.kron(mask.head(1).to_dense(), np.ones((50, 50)))
     assert each[1] == pytest.approx((attention * token).sum() / 600, rel=1e-4)
+
+
+@pytest.mark.parametrize(("meta", "told"), [
+    ({"heads": "0"}, 'heads "0"; expected'), ({"heads": [-1]}, "heads[0] -1;"),
+    ({"order": 3}, "order 3;"),
+    ({"heads": [9]}, "holds 3 heads"), ({"order": "hilbert"}, "says order hilbert and no grid"),
+    ({"order": "hilbert", "grid": [6, 10]}, "grid [6, 10]; expected a list of 3"),
+    ({"order": "hilbert", "grid": "6x10"}, "grid '6x10' can't be read"),
+    ({"order": "snake", "grid": [6, 10, 10]}, "snake"),
+    ({"text_tokens": "many"}, 'text_tokens "many";'),
+    ({"parameters": {"causal": 1}}, "parameters.causal 1; expected true or false"),
+    ({"parameters": 3}, "3;"),
+    ({"parameters": {"tile": [1, 2]}}, "parameters.tile [1, 2];"),
+])  # fmt: skip
+def test_recall_of_masks_that_say_nothing_of_use(tmp_path, file, meta, told):
+    mask = BlockMask.from_dense(np.ones((1, 12, 12), bool), (50, 50), meta=meta)
+    save_mask(tmp_path / "m.npz", mask)
+    result = run("mask", "info", tmp_path / "m.npz", "--qk", file, "--quiet")
+    assert result.exit_code == 2, result.output
+    assert told in result.output
+
+
+def test_recall_of_captured_masks(tmp_path, file):
+    """Their meta has the words of the files of Q and K, in which numbers are text."""
+    meta = {"grid": "6x10x10", "text_tokens": "0", "heads": [0]}
+    save_mask(tmp_path / "m.npz", BlockMask.from_dense(np.ones((1, 12, 12)), (50, 50), meta=meta))
+    result = run("mask", "info", tmp_path / "m.npz", "--qk", file, "--json", "--quiet")
+    assert json.loads(result.stdout)["recall_frac"] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "stored", "compressed"])

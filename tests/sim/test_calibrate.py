@@ -138,6 +138,13 @@ def test_recorded_orders_are_replayed_as_they_were():
         ('{"schema": "wavealign.run/1", "kernel": "fa4"}', "line 1: a result row lacks .*mask"),
         (measured_result(mask="q").to_json(), "holds no mask named 'q'"),
         (run_result().to_json(), "a run has source 'simulated'; expected 'measured'"),
+        (measured_result(time_ms=None).to_json(), "a run of original on m has time_ms None"),
+        (measured_result(time_ms=0).to_json(), "has time_ms 0"),
+        (measured_result(batch=2).to_json(), "has batch 2; runs with 1 can be replayed"),
+        (measured_result(kv_heads=1).to_json(), "has kv_heads 1; runs with 2 can"),
+        (measured_result(head_dim=64).to_json(), "has head_dim 64; runs with 128 can"),
+        (measured_result(l2_hit_frac=1.5).to_json(), "l2_hit_frac 1.5; expected a number from 0"),
+        (measured_result(time_ms=-5.0).to_json(), "time_ms -5.0; expected a number from 0"),
     ],
 )
 def test_runs_that_are_none(tmp_path, text, message):

@@ -9,6 +9,7 @@ import torch
 
 from wavealign.attention.backends import rows_in_flight
 from wavealign.errors import InputError, unknown_name
+from wavealign.foreign import shown
 from wavealign.gpu.backend import Backend
 from wavealign.gpu.registry import BACKEND_NAMES
 from wavealign.gpu.sizes import Sizes
@@ -102,5 +103,7 @@ def profile_name(given: str | None) -> str:
     named = load_device(given).name
     if gpu is not None and own != named and (given, gpu) not in _warned:
         _warned.add((given, gpu))
-        warnings.warn(f"planning by profile '{given}' on a {gpu}.", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"planning by profile '{shown(given)}' on a {gpu}.", UserWarning, stacklevel=4
+        )
     return given

@@ -12,6 +12,7 @@ from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
 from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError
+from wavealign.foreign import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,12 +84,17 @@ def calibrate(
         raise InputError("--runs is missing: measured runs to fit (JSON lines).")
     places = zip(runs, masks or [None] * len(runs), strict=True)
     found = [r for path, where in places for r in load_recordings(path, where, entry.name)]
+    cards = sorted({recording.launch.device for recording in found})
+    if len(cards) > 1:
+        raise InputError(f"runs of {' and '.join(cards)}; expected those of one card.")
+    if cards and cards != [profile.name]:
+        remark(f"runs of {cards[0]} change the profile of {profile.name}.")
     names = sorted({recording.mask_name for recording in found})
     fitted_names = names if use_all else names[::2]
     train = [r for r in found if r.mask_name in fitted_names]
     rest = [r for r in found if r.mask_name not in fitted_names]
     fitted = fit(train, profile, entry.name, remark)
-    files = ", ".join(Path(path).name for path in runs)
+    files = ", ".join(shown(Path(path).name) for path in runs)
     note = f"{len(train)} runs of {len(fitted_names)} masks ({files}), wavealign {__version__}"
     fitted = _with_provenance(fitted, entry.name, note)
     setup = Setup.make(fitted, entry.name)

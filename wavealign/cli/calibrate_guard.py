@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wavealign.cli.output import remark, say, say_json
 from wavealign.errors import InputError
+from wavealign.foreign import shown
 
 
 def calibrate_guard(
@@ -54,7 +55,7 @@ def calibrate_guard(
         found += simulated_cases(load_mask(path).mask, model)
     if not found:
         raise InputError("nothing to fit: give measured runs (--runs) or masks (--simulate).")
-    names = ", ".join(Path(path).name for path in (*runs, *simulate))
+    names = ", ".join(shown(Path(path).name) for path in (*runs, *simulate))
     parts = {s: [case for case in found if case.source == s] for s in ("measured", "simulated")}
     counts = " and ".join(f"{len(part)} {source}" for source, part in parts.items())
     note = f"{counts} runs ({names}), wavealign {__version__}"

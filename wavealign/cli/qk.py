@@ -39,7 +39,7 @@ qk_options = group(
     click.option("--grid", "grid_text", metavar="TxHxW",
                  help="The video's tokens: frames, height, width, e.g. 21x45x80."),
     click.option("--model", default="wan2.1", show_default=True,
-                 help="Of --size, and of --method radial: wan2.1, wan2.1-1.3b, hunyuan or ltx2."),
+                 help="Of --size, and of the method radial: wan2.1, wan2.1-1.3b, hunyuan or ltx2."),
     click.option("--size", metavar="FxHxW",
                  help="Instead of --grid: frames and pixels of the clip."),
     click.option("--order", default="raster", show_default=True,

@@ -86,6 +86,7 @@ def load_recordings(
             continue  # a steady run belongs to the single launch of the same schedule
         if launch.source != "measured":
             raise InputError(f"{source}: a run has source '{launch.source}'; expected 'measured'.")
+        _check(result, source)
         mask, heads = load(folder, launch.mask, launch.heads)
         if launch.mask_digest != mask.digest:
             raise InputError(
@@ -106,6 +107,17 @@ def load_recordings(
         campaign = f"{launch.device} {source.stem}"
         steady_ms = steady.get(dataclasses.replace(launch, regime="steady"))
         yield Recording(launch, outcome, steady_ms, campaign, mask, schedule)
+
+
+def _check(run: Result, source: Path) -> None:
+    """Raise where a run isn't what a replay simulates: one sequence, no GQA, heads of 128."""
+    launch = run.launch
+    told = f"{source}: a run of {launch.policy} on {launch.mask}"
+    if not run.outcome.time_ms:
+        raise InputError(f"{told} has time_ms {run.outcome.time_ms}; expected a time.")
+    for name, usual in (("batch", 1), ("kv_heads", launch.head_count), ("head_dim", 128)):
+        if (value := getattr(launch, name)) not in (None, usual):
+            raise InputError(f"{told} has {name} {value}; runs with {usual} can be replayed.")
 
 
 def _mask(folder: Path, name: str, heads: str) -> tuple[BlockMask, list[int]]:
