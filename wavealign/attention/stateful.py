@@ -116,7 +116,7 @@ class Attention:
     Threads may share it: each, on each CUDA stream, has lists and decisions of its own, until it
     ends. A copy, pickled or not, has the same terms, and neither lists nor a past.
 
-    Memory: for each thread, stream and shape of calls ``H·M·(5·N + 37)`` bytes for lists, for the
+    Memory: for each thread, stream and shape of calls ``H·M·(5·N + 20)`` bytes for lists, for the
     mask that they are of and for making them (once for all that share `Buffers`; `svd` takes more,
     see `wavealign.planning.Planner`) and ``H·M·N / 16`` of the mask that was decided for; it
     doesn't grow with calls. The last 16 shapes are remembered.
