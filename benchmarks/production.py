@@ -91,16 +91,21 @@ def times_of_planning(bench: Bench, heads: torch.Tensor) -> dict[str, Any]:
     return found
 
 
-def graph_ms(bench: Bench, planner: Planner, heads: torch.Tensor, policy: str) -> float:
+def graph_ms(
+    bench: Bench, plan: Callable[[torch.Tensor, Any], object], heads: torch.Tensor, policy: Any,
+    count: int = 1,
+) -> float:  # fmt: skip
+    """Time on the device alone of one of `count` plans in a graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        planner(heads, policy)
+        plan(heads, policy)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        planner(heads, policy)
-    return bench.ms(graph.replay)
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(count):
+            plan(heads, policy)
+    return bench.ms(graph.replay) / count
 
 
 def apply_times(
@@ -250,12 +255,12 @@ def calls(bench: Bench) -> dict[str, Any]:
                     *qkv, m[next(t) % 2]
                 ),
             }
-            planner = Planner(heads.shape, heads.device, wave=264)
-            policies = plan.policies
-            planner.follow(heads, policies)
+            planner, policies = Planner(heads.shape, heads.device, wave=264), plan.policies
             found[f"{source.tokens_q} {policy}"] = {
                 "calls_ms": in_turns(bench, modes, 4 if source.tokens_q < 100_000 else 1),
-                "following_ms": bench.ms(lambda p=planner, m=heads, n=policies: p.follow(m, n)),
+                "following_ms": graph_ms(bench, planner.follow, heads, policies, 20)
+                if bench.cuda
+                else None,
                 "policies": list(policies),
             }
     return {"heads": 8, "calls": found}
