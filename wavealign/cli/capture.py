@@ -11,6 +11,7 @@ import click
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Output
 from wavealign.errors import InputError
 
 
@@ -20,7 +21,8 @@ from wavealign.errors import InputError
 @click.option("--layers", required=True, metavar="LIST", help="Transformer blocks, e.g. 0,20-22.")
 @click.option("--heads", metavar="LIST", help="Heads, e.g. 0,3-7; default: all.")
 @click.option("--steps", metavar="LIST", help="Denoising steps from 0, e.g. 10,40; default: all.")
-@click.option("--out", required=True, metavar="DIR", help="An existing folder to write to.")
+@click.option("--out", required=True, type=Output(folder=True),
+              help="An existing folder to write to.")  # fmt: skip
 @click.option("--method", metavar="M", help="Write this method's masks instead of Q and K.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of --method.")
 @json_option

@@ -12,6 +12,7 @@ import click
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
 from wavealign.cli.output import remark, say, say_json
+from wavealign.cli.paths import Input, Output
 from wavealign.runs.launch import OBJECTIVES
 from wavealign.sweep import EXECUTORS, SEARCHES
 
@@ -30,7 +31,7 @@ _SHOWN_FAILURES = 5
               help="Mask file, folder of mask files, or glob in quotes; repeatable.")  # fmt: skip
 @click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
 @click.option("--key", help="The mask inside files that hold several: KEY/mask, ...")
-@click.option("--space", "space_path", metavar="FILE", help="Space file (TOML, docs/sweep.md).")
+@click.option("--space", "space_path", type=Input(), help="Space file (TOML, docs/sweep.md).")
 @click.option(
     "--policy", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable, instead of a space's; default: the usual ten.",
@@ -61,7 +62,7 @@ _SHOWN_FAILURES = 5
 @click.option("--address", help="Of a running Ray or Dask cluster; default: start one here.")
 @click.option("--jobs", type=click.IntRange(1), help="Workers on this machine; default: all cores.")
 @click.option(
-    "--out", metavar="DIR", required=True,
+    "--out", type=Output(folder=True), required=True,
     help="The sweep's folder. Given again, finished trials are kept and not repeated.",
 )  # fmt: skip
 @click.option("--retry-failed", is_flag=True, help="Run trials again that failed before.")
