@@ -35,10 +35,14 @@ _read: dict[tuple[int, int], str] | None = None  # by device and inode; None: an
 
 
 @contextlib.contextmanager
-def inputs_kept() -> Iterator[None]:
-    """Inside this block no file is written over that was read in it, whatever its name."""
+def inputs_kept(kept: bool = True) -> Iterator[None]:
+    """Inside this block no file is written over that was read in it, whatever its name.
+
+    Args:
+        kept: False for a block inside such a one in which any file may be, again.
+    """
     global _read
-    before, _read = _read, {}
+    before, _read = _read, {} if kept else None
     for descriptor, name in enumerate(_STANDARD):
         with contextlib.suppress(OSError):
             _note(os.fstat(descriptor), f"the file that is this program's {name}")

@@ -54,6 +54,7 @@ def capture(
     from wavealign.integrations.capture import Wanted, capture_first
     from wavealign.methods.registry import find_method
     from wavealign.methods.settings import parse_settings
+    from wavealign.outputs import inputs_kept
     from wavealign.units import parse_heads
 
     many = 1 << 20
@@ -69,7 +70,7 @@ def capture(
     before = sys.argv, sys.path
     sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *sys.path]
     try:
-        with capture_first(out, wanted) as recorded:
+        with inputs_kept(False), capture_first(out, wanted) as recorded:  # it is the script's own
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+MOST_SEED = 2**63 - 1  # what tables have a place for
+
 
 def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Options as one decorator, in the order that ``--help`` lists them."""
@@ -32,8 +34,8 @@ def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 # fmt: off
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
-seed_option = click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
-                           help="Seed of every random choice.")
+seed_option = click.option("--seed", type=click.IntRange(0, MOST_SEED), default=0,
+                           show_default=True, help="Seed of every random choice.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress on stderr.")
 jobs_option = click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
 rows_option = click.option("--out", type=Output(),

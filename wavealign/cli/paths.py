@@ -51,21 +51,14 @@ def paths_kept(ctx: click.Context) -> Iterator[None]:
     # An argument is written where it is said to be: `mask convert FILE FILE`.
     options = [(p, path) for p, path in given if isinstance(p, click.Option)]
     written = [(p, p.type, path) for p, path in options if isinstance(p.type, Output)]
-    files = [(p, kind, path) for p, kind, path in written if not kind.folder]
-    for _, kind, path in written:
-        if kind.folder:
-            check_folder(path)
-    if not files:
-        yield
-        return
-    with inputs_kept():
+    with inputs_kept(bool(written)):
         for parameter, path in given:
             if isinstance(parameter.type, Input):
                 for file in _files(Path(path)):
                     note_read(file, f"the file that {_spelled(parameter)} names")
-        for _, kind, path in files:
-            check_writable(path, *kind.kinds)
-        for (one, _, path), (other, _, again) in itertools.combinations(files, 2):
+        for _, kind, path in written:
+            check_folder(path) if kind.folder else check_writable(path, *kind.kinds)
+        for (one, _, path), (other, _, again) in itertools.combinations(written, 2):
             if os.path.realpath(path) == os.path.realpath(again) and not is_stream(Path(path)):
                 raise InputError(
                     f"{again}: {_spelled(other)} would overwrite the file that {_spelled(one)} "

@@ -54,6 +54,7 @@ def report(
     from wavealign._extras import require
 
     require("jinja2", "report", "wavealign report")
+    from wavealign.outputs import check_writable
     from wavealign.report.page import answers
     from wavealign.report.page.curves import curve_sets
     from wavealign.report.page.gather import blocks
@@ -63,6 +64,7 @@ def report(
 
     loaded = load_rows(sources)
     masks = _masks(loaded, mask_paths, parse_block(block) if block else None, key)
+    check_writable(out)  # nor is it a mask that a sweep names
     settings = blocks(loaded)
     drawn = curve_sets(settings, masks, jobs or cores(), quiet) if curves and masks else []
     name = title or f"Row and visit orders: {Path(sources[0]).resolve().stem}"

@@ -107,6 +107,7 @@ def validate(
     from wavealign.gpu.rig import find_gpu
     from wavealign.gpu.telemetry import Telemetry
     from wavealign.order import parse_policy
+    from wavealign.outputs import check_writable
     from wavealign.report.progress import Progress
     from wavealign.runs.lines import ResultWriter
 
@@ -116,7 +117,7 @@ def validate(
     for name in backend_names:
         if name not in BACKEND_NAMES:
             raise unknown_name("backend", name, BACKEND_NAMES)
-    if trace and set(backend_names) != {"triton"}:
+    if trace is not None and set(backend_names) != {"triton"}:
         raise InputError("--trace needs --backend triton: no other kernel says where its rows ran.")
     if not gpu:
         raise MissingCapabilityError(
@@ -130,6 +131,11 @@ def validate(
     from wavealign import validation
     from wavealign.gpu.measure import Options
 
+    for loaded, ids in masks if trace is not None else ():
+        for head in ids if launched["per_head"] else (None,):
+            path = validation.trace_path(Path(trace or ""), loaded.name, head)
+            if path.exists():
+                check_writable(path)
     terms = validation.Terms(policies, whole_file=heads is None, jobs=cores(), **launched)
     options = Options(repeats, seconds / 2, seconds, check, limit, dense, cache_control)
     rows = 0
@@ -151,7 +157,7 @@ def validate(
                         writer.write([measured])
                     if as_json:
                         say_json(measured.to_json())
-                if trace:
+                if trace is not None:
                     path = validation.trace_case(case, Path(trace))
                     remark(f"{path}: traces of {len(case.schedules)} launches")
                 if not as_json:

@@ -123,7 +123,7 @@ class Store:
             StoreError: the disk is full, or refuses for another reason.
         """
         _append(self.folder / "trials" / f"{record.worker}.jsonl", record.to_json())
-        self.records[record.spec.identity] = record
+        self.records[record.spec.named] = record
 
     def export(self) -> bool:
         """Write the results of all trials that are done; whether Parquet was among them.
