@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wavealign.archives import map_member, open_zip, read_member, read_npy
-from wavealign.errors import InputError, WriteError, said_of
+from wavealign.errors import InputError, said_of
+from wavealign.outputs import note_read, whole_file
 
 _ZIP_MAGIC = b"PK"
 _NPY_MAGIC = b"\x93NUMPY"
@@ -204,6 +204,7 @@ def need_file(path: Path, expected: str = "") -> None:
         raise _unreadable(path, problem) from problem
     if not regular:
         raise InputError(f"{path}: is not a file{expected}.")
+    note_read(path)
 
 
 def open_file(path: Path, expected: str = "") -> BinaryIO:
@@ -229,54 +230,11 @@ def _listed(names: list[str], limit: int = 8) -> str:
     return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def check_writable(path: str | Path) -> Path:
-    """The path, if a file can be written there; raises before any work is done.
-
-    Raises:
-        InputError: the folder is missing or not writable, or the path is a folder.
-    """
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"{target}: is a folder; expected a file to write.")
-    folder = target.parent
-    if not folder.is_dir():
-        raise InputError(f"{target}: can't be written, the folder {folder} doesn't exist.")
-    try:
-        # An attempt tells more than permission bits: read-only mounts, quotas, root.
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(None, "Permission denied")
-    except OSError as problem:
-        raise InputError(f"{target}: can't be written ({problem.strerror}).") from problem
-    return target
-
-
-@contextmanager
-def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A stream whose content becomes the file on leaving, or nothing does on an exception.
-
-    Raises:
-        InputError: the path can't be written.
-        WriteError: writing failed, e.g. on a full disk.
-    """
-    target = check_writable(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # not another process's
-    try:
-        with partial.open("wb") as stream:
-            yield stream
-        partial.replace(target)
-    except OSError as problem:
-        raise WriteError.of(target, problem) from problem
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def save_npz(path: str | Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
     """Write a compressed npz, whole or not at all.
 
     Raises:
-        InputError: the path can't be written.
+        InputError: the path can't be written, or its name is that of another kind of file.
     """
-    with whole_file(path) as stream:
+    with whole_file(path, ".npz", "") as stream:
         np.savez_compressed(stream, allow_pickle=False, **dict(arrays))

@@ -190,19 +190,23 @@ def _predict(case: Case, measured: Result, profile: DeviceProfile | None) -> Res
     return simulate_launch(launch, case.mask, profile, schedule=executed)
 
 
+def trace_path(folder: Path, mask: str, head: int | None) -> Path:
+    """Where the traces of a mask's launches go, or of one head's."""
+    return folder / f"{Path(mask).name}{'' if head is None else f'_head{head}'}.npz"
+
+
 def trace_case(case: Case, folder: Path) -> Path:
     """Record when and where each CTA ran, for each schedule; the file that holds it.
 
     Args:
         case: on the backend `triton`.
-        folder: gets a file a case, named after its mask and head.
+        folder: gets a file a case (see `trace_path`).
     """
     from wavealign.gpu.row_table import TritonRows
     from wavealign.gpu.trace import write_traces
 
     assert isinstance(case.backend, TritonRows)
     first = case.launches[0]
-    head = "" if first.head is None else f"_head{first.head}"
-    path = folder / f"{Path(first.mask).name}{head}.npz"
+    path = trace_path(folder, first.mask, first.head)
     write_traces(path, case.backend, case.sizes, list(case.schedules.values()), first.seed)
     return path

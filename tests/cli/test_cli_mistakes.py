@@ -18,13 +18,14 @@ import pytest
 from click.testing import CliRunner
 from helpers import PROGRAM, random_mask
 
-import wavealign.runs.lines
+import wavealign.drafts
 import wavealign.sim.curve
 from wavealign.cli import main
-from wavealign.cli.failure import _INPUTS, _OUTPUTS, Command, Group
+from wavealign.cli.failure import Command, Group
+from wavealign.cli.paths import Input, Output
 from wavealign.errors import InputError, WriteError, unknown_name
 from wavealign.masks import save_mask
-from wavealign.npz import whole_file
+from wavealign.outputs import whole_file
 from wavealign.runs.lines import ResultWriter
 from wavealign.sim import simulate
 from wavealign.sim.curve import hit_curve
@@ -53,9 +54,12 @@ def test_every_command_refuses_what_the_others_refuse():
     assert len(found) > 15
     assert all(isinstance(command, Command) for command in found)
     for command in found:
-        files = {p.name for p in command.params if p.metavar in ("FILE", "S.npz")}
-        if "out" in {p.name for p in command.params if isinstance(p, click.Option)}:
-            assert files <= _INPUTS | _OUTPUTS | {"space_path"}, command.name  # of sweep: a folder
+        for option in (p for p in command.params if isinstance(p, click.Option)):
+            shown = option.make_metavar(click.Context(command))
+            if shown in ("FILE", "DIR", "FOLDER", "S.npz"):
+                assert isinstance(option.type, Input | Output), (command.name, option.name)
+            written = option.name in ("out", "plot", "save_qk", "trace")
+            assert written == isinstance(option.type, Output), (command.name, option.name)
 
 
 @pytest.mark.parametrize(
@@ -293,13 +297,14 @@ def test_rows_that_a_killed_process_left_are_no_obstacle(tmp_path):
     with ResultWriter(tmp_path / "runs.jsonl") as writer:
         writer.write([row])
     assert (tmp_path / "runs.jsonl").read_text() == row.to_json() + "\n"
+    assert (tmp_path / "runs.jsonl.partial").read_text() == "old\n"
 
 
 def test_a_file_system_without_locks_is_written(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(wavealign.runs.lines.fcntl, "flock", refuse)
+    monkeypatch.setattr(wavealign.drafts.fcntl, "flock", refuse)
     row = simulate(random_mask(), policy="nnz", model="fast")
     with ResultWriter(tmp_path / "runs.jsonl") as writer:
         writer.write([row])

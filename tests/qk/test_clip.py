@@ -277,7 +277,7 @@ def test_the_command_line(tmp_path, files, small_vit):
         (["--grid", "3x4x6", "--profile", "sora"], "unknown profile"),
         (["--grid", "3x4x6", "--text-tokens", 5], "leave --text-tokens out"),
         (["--grid", "3x4x6", "--qk", "x.npz"], "choose one of them"),
-        (["--grid", "3x4x6", "--save-qk", tmp_path / "x.npz"], "expected a .safetensors"),
+        (["--grid", "3x4x6", "--save-qk", tmp_path / "x.npz"], "expected .safetensors"),
         ([], "need 81"),
     ):
         result = run(*common, *arguments)

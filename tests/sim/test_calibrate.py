@@ -194,7 +194,7 @@ def test_command_line(tmp_path):
         (["--runs", "no.jsonl", "--device", "h200"], "can't be read"),
         (["--runs", DATA / "h200", "--device", "h2000"], "unknown device"),
         (["--runs", DATA / "h200", "--device", "h200", "--kernel", "x"], "unknown kernel"),
-        (["--runs", DATA / "h200", "--device", "h200", "--out", "p.txt"], "is a .toml file"),
+        (["--runs", DATA / "h200", "--device", "h200", "--out", "p.txt"], "expected .toml"),
         (["--runs", "a", "--masks", "b", "--masks", "c", "--device", "h200"], "1 --runs and 2"),
     ],
 )

@@ -448,7 +448,7 @@ def test_a_failed_trial_may_be_done_later(records, tmp_path):
     with Store(tmp_path / "s", MANIFEST, print) as store:
         store.append(bad)
     with Store(tmp_path / "s", MANIFEST, print) as store:
-        assert store.records[done.spec.identity].status == "failed"
+        assert store.records[done.spec.named].status == "failed"
         store.forget_failed()
         assert store.records == {}
         store.append(done)

@@ -11,6 +11,7 @@ import click
 from wavealign.cli.failure import Command
 from wavealign.cli.options import json_option
 from wavealign.cli.output import remark, say, say_json
+from wavealign.cli.paths import Input, Output
 from wavealign.errors import InputError
 from wavealign.foreign import shown
 
@@ -24,21 +25,22 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.option(
-    "--runs", multiple=True, metavar="FILE",
+    "--runs", multiple=True, type=Input(),
     help="Measured runs (JSON lines, or a folder with runs.jsonl), repeatable.",
 )  # fmt: skip
 @click.option(
-    "--masks", multiple=True, metavar="FILE",
+    "--masks", multiple=True, type=Input(),
     help="Their masks: a file or folder for each --runs; default: beside the runs.",
 )  # fmt: skip
-@click.option("--device", required=True, help="Profile to start from, by name or path.")
+@click.option("--device", required=True, type=Input(), metavar="TEXT",
+              help="Profile to start from, by name or path.")  # fmt: skip
 @click.option("--kernel", help="Kernel that ran; default: the device's first.")
 @click.option("--all", "use_all", is_flag=True, help="Fit on all masks, not on every other one.")
 @click.option("--guard", "for_guard", is_flag=True,
               help="Fit the guard's constants instead; --simulate adds masks.")  # fmt: skip
-@click.option("--simulate", multiple=True, metavar="FILE",
+@click.option("--simulate", multiple=True, type=Input(),
               help="With --guard: simulate the candidates on this mask, repeatable.")  # fmt: skip
-@click.option("--out", metavar="FILE", help="The profile to write (.toml).")
+@click.option("--out", type=Output(".toml"), help="The profile to write (.toml).")
 @json_option
 def calibrate(
     runs: tuple[str, ...],
@@ -58,7 +60,7 @@ def calibrate(
     the runs and on simulations.
     """
     from wavealign._version import __version__
-    from wavealign.npz import check_writable, whole_file
+    from wavealign.outputs import whole_file
     from wavealign.sim.calibrate import calibrate as fit
     from wavealign.sim.calibrate import replay
     from wavealign.sim.devices import load_device, profile_toml
@@ -67,10 +69,6 @@ def calibrate(
 
     profile = load_device(device)
     entry = profile.kernel(kernel)
-    if out is not None:
-        if not out.endswith(".toml"):
-            raise InputError(f"{out}: a profile is a .toml file.")
-        check_writable(out)
     if masks and len(masks) != len(runs):
         raise InputError(f"{len(runs)} --runs and {len(masks)} --masks; expected one for each.")
     if for_guard:

@@ -36,7 +36,7 @@ def calibrate_guard(
     from wavealign.guard.model import CostModel
     from wavealign.guard.profile import guard_profile_names, load_guard_profile
     from wavealign.masks import load_mask
-    from wavealign.npz import whole_file
+    from wavealign.outputs import whole_file
     from wavealign.sim.devices import load_device
     from wavealign.sim.recordings import load_recordings
 

@@ -11,6 +11,7 @@ import click
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import json_option
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Output
 from wavealign.errors import InputError
 
 
@@ -20,7 +21,8 @@ from wavealign.errors import InputError
 @click.option("--layers", required=True, metavar="LIST", help="Transformer blocks, e.g. 0,20-22.")
 @click.option("--heads", metavar="LIST", help="Heads, e.g. 0,3-7; default: all.")
 @click.option("--steps", metavar="LIST", help="Denoising steps from 0, e.g. 10,40; default: all.")
-@click.option("--out", required=True, metavar="DIR", help="An existing folder to write to.")
+@click.option("--out", required=True, type=Output(folder=True),
+              help="An existing folder to write to.")  # fmt: skip
 @click.option("--method", metavar="M", help="Write this method's masks instead of Q and K.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of --method.")
 @json_option
@@ -52,6 +54,7 @@ def capture(
     from wavealign.integrations.capture import Wanted, capture_first
     from wavealign.methods.registry import find_method
     from wavealign.methods.settings import parse_settings
+    from wavealign.outputs import inputs_kept
     from wavealign.units import parse_heads
 
     many = 1 << 20
@@ -67,7 +70,7 @@ def capture(
     before = sys.argv, sys.path
     sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *sys.path]
     try:
-        with capture_first(out, wanted) as recorded:
+        with inputs_kept(False), capture_first(out, wanted) as recorded:  # it is the script's own
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):

@@ -12,6 +12,7 @@ from wavealign._version import __version__
 from wavealign.cli import options
 from wavealign.cli.failure import Command
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Input
 
 if TYPE_CHECKING:
     from wavealign.sim.curve import Curve
@@ -30,7 +31,7 @@ _CAVEAT = (
 @options.device_options
 @click.option("--policy", "policies", multiple=True, metavar="P",
               help=f"ROWS[/VISITS], repeatable; default: {', '.join(CURVE_POLICIES)}.")  # fmt: skip
-@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+@click.option("--schedule", "schedule_paths", multiple=True, type=Input(), metavar="S.npz",
               help="Also a curve of this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--sizes", metavar="LIST",
@@ -53,8 +54,8 @@ def curve(
     **given: Any,
 ) -> None:
     """L2 hit ratio of policies at every L2 size, from one pass each."""
-    from wavealign.npz import check_writable, whole_file
     from wavealign.order import Schedule, build_schedule, parse_policy
+    from wavealign.outputs import whole_file
     from wavealign.report.progress import Progress
     from wavealign.sim.curve import curve_sizes, hit_curve
     from wavealign.structures import json_text
@@ -70,9 +71,7 @@ def curve(
     setup.capacity_blocks(mask)
     sizes_bytes = sorted({*wanted, setup.l2_capacity_bytes}) if wanted else curve_sizes(mask, setup)
     recipes: list[str | Schedule] = [*names, *options.fitting_schedules(given, mask, head_ids)]
-    if out:
-        check_writable(out)
-    options.check_picture(plot or None)
+    options.check_picture(plot)
 
     of_heads = format_heads(head_ids)
     terms = {
@@ -94,7 +93,7 @@ def curve(
             curves.append(thread.submit(one_curve, recipe).result())
             rows.extend(_rows(curves[-1], terms))
             progress.advance(curves[-1].policy)
-    if out:
+    if out is not None:
         with whole_file(out) as stream:
             stream.writelines(f"{json_text(row)}\n".encode() for row in rows)
     if as_json:
@@ -107,7 +106,7 @@ def curve(
         say("L2 hit ratio (%) at every L2 size; * is the one above.", "")
         print_table(curves_table(curves, setup.l2_capacity_bytes))
         say("", _CAVEAT)
-    if plot:
+    if plot is not None:
         from wavealign.report.curve_plot import plot_curves
 
         title = f"{loaded.name} at any L2 size, rows in flight as on {setup.device.name}"

@@ -9,20 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 
+from wavealign.cli.paths import paths_kept
 from wavealign.errors import InputError, MissingCapabilityError, WaveAlignError
 from wavealign.foreign import shown
 
-# Parameters of the commands that name a file to write, and files to read.
-_OUTPUTS = {"out", "plot", "save_qk"}
-_INPUTS = {
-    "mask_path", "mask_paths", "schedule_paths", "sources", "runs", "masks", "simulate", "qk_path",
-    "clip", "vit",
-}  # fmt: skip
 # What looking for a file that an argument names may end with.
 _WRONG_PATHS = {
     errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
@@ -59,30 +53,14 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, unless what it writes would replace what it reads or writes.
+        """Run the command, unless what it writes can't be written, or would replace what it reads.
 
         Raises:
-            InputError: two of the options name one file, and one is written.
+            InputError: see `paths_kept`.
         """
-        options = [p for p in self.params if isinstance(p, click.Option)]
-        for output in options:
-            target = ctx.params.get(output.name or "")
-            if output.name not in _OUTPUTS or not target:
-                continue
-            for other in self.params:
-                if other is output or other.name not in _INPUTS | _OUTPUTS:
-                    continue
-                value = ctx.params.get(other.name)
-                for path in value if isinstance(value, tuple) else (value,):
-                    if path and _same_file(path, target):
-                        option = isinstance(other, click.Option)
-                        spelled = other.opts[-1] if option else other.human_readable_name
-                        raise InputError(
-                            f"{target}: {output.opts[-1]} would overwrite the file that "
-                            f"{spelled} names; choose another one to write."
-                        )
         try:
-            return super().invoke(ctx)
+            with paths_kept(ctx):
+                return super().invoke(ctx)
         except WaveAlignError as problem:
             problem.args = (str(problem) + who_has(str(problem), ctx),)
             raise
@@ -118,13 +96,6 @@ def _commands(command: click.Command, name: str = "") -> Iterator[tuple[str, cli
     for below, inner in getattr(command, "commands", {}).items():
         yield f"{name}{below}", inner
         yield from _commands(inner, f"{name}{below} ")
-
-
-def _same_file(path: str, target: str) -> bool:
-    """Whether both name one file, whatever the spelling; a folder is none."""
-    if Path(target).exists():
-        return Path(path).exists() and Path(target).is_file() and Path(path).samefile(target)
-    return Path(path).resolve() == Path(target).resolve()
 
 
 class Group(click.Group):

@@ -10,6 +10,7 @@ import click
 from wavealign.cli import options
 from wavealign.cli.failure import Command
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Input
 
 if TYPE_CHECKING:
     from wavealign.guard.decide import Decision
@@ -22,7 +23,7 @@ GUARD_ROW_SCHEMA = "wavealign.guard.decision/1"
 @options.mask_options
 @options.device_option("h200")
 @options.kernel_option
-@click.option("--profile", metavar="FILE", help="Guard profile; default: the device's own.")
+@click.option("--profile", type=Input(), help="Guard profile; default: the device's own.")
 @options.head_dim_option
 @options.dtype_option
 @click.option("--regime", default="single", show_default=True,

@@ -12,6 +12,7 @@ from wavealign.cli.failure import Command
 from wavealign.cli.mask_convert import convert, described
 from wavealign.cli.mask_make import make
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Input
 
 
 @click.group()
@@ -28,7 +29,7 @@ mask.add_command(convert)
 @options.reading_options
 @click.option("--per-head", is_flag=True, help="A row for every head.")
 @click.option(
-    "--qk", "qk_path", metavar="FILE",
+    "--qk", "qk_path", type=Input(),
     help="Q and K that the mask was made for: adds recall, the attention mass that it keeps.",
 )  # fmt: skip
 @click.option(

@@ -13,6 +13,7 @@ from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.mask_convert import sizes
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import NPZ, Output
 from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 
 
@@ -27,7 +28,7 @@ from wavealign.cli.qk import choose_grid, open_source, qk_options, text_tokens
 @click.option("--num-heads", type=click.IntRange(1), default=1, show_default=True,
               help="Heads to make without Q and K.")  # fmt: skip
 @options.heads_option
-@click.option("--out", required=True, metavar="FILE", help="The mask file to write (npz).")
+@click.option("--out", required=True, type=Output(*NPZ), help="The mask file to write (npz).")
 @options.plot_option
 @options.seed_option
 @options.json_option
@@ -47,7 +48,6 @@ def make(
     from wavealign._extras import require
     from wavealign.methods.registry import find_method
     from wavealign.methods.settings import parse_settings
-    from wavealign.npz import check_writable
     from wavealign.qk.grid import find_model
 
     chosen = find_method(method)
@@ -55,7 +55,6 @@ def make(
     if "model" not in names and any(f.name == "model" for f in dataclasses.fields(chosen.params)):
         settings = (*settings, f"model={find_model(qk['model']).family}")
     params = parse_settings(chosen.params, settings)
-    check_writable(out)
     options.check_picture(plot)
     require("torch", "methods", "wavealign mask make")
     from wavealign.masks import mask_stats, save_mask

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from wavealign.cli.paths import Input, Output
+
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask, LoadedMask
     from wavealign.order import Schedule
     from wavealign.sim.setup import Setup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+MOST_SEED = 2**63 - 1  # what tables have a place for
 
 
 def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -30,13 +34,13 @@ def group(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 # fmt: off
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
-seed_option = click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
-                           help="Seed of every random choice.")
+seed_option = click.option("--seed", type=click.IntRange(0, MOST_SEED), default=0,
+                           show_default=True, help="Seed of every random choice.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress on stderr.")
 jobs_option = click.option("--jobs", type=click.IntRange(1), help="Threads; default: all cores.")
-rows_option = click.option("--out", metavar="FILE",
+rows_option = click.option("--out", type=Output(),
                            help="Write the rows as JSON lines (replaces FILE).")
-plot_option = click.option("--plot", metavar="FILE",
+plot_option = click.option("--plot", type=Output(),
                            help="Write a picture (png, svg, pdf; extra `report`).")
 heads_option = click.option("--heads", metavar="LIST", help="Only these heads, e.g. 0,3-7.")
 _block = click.option("--block", metavar="QxKV",
@@ -52,7 +56,7 @@ dtype_option = click.option("--dtype", default="bf16", show_default=True,
 def device_option(default: str) -> Callable[[Command], Command]:
     """``--device``, a profile."""
     return click.option(
-        "--device", default=default, show_default=True,
+        "--device", default=default, show_default=True, type=Input(), metavar="TEXT",
         help="Device profile (see `wavealign devices`) or path to a TOML of your own.",
     )
 
@@ -67,7 +71,7 @@ reading_options = group(
 )
 # A mask file, for commands that have it as an option.
 mask_options = group(
-    click.option("--mask", "mask_path", metavar="FILE", required=True,
+    click.option("--mask", "mask_path", type=Input(), required=True,
                  help="Mask file (npz, npy, safetensors, pt)."),
     reading_options,
 )

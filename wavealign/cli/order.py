@@ -9,6 +9,7 @@ import click
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import NPZ, Output
 
 if TYPE_CHECKING:
     from wavealign.sim.local_search import Improved
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     help="What --improve makes smaller: simulated time (default), or bytes read from HBM.",
 )  # fmt: skip
 @options.seed_option
-@click.option("--out", required=True, metavar="FILE", help="The schedule file to write.")
+@click.option("--out", required=True, type=Output(*NPZ), help="The schedule file to write.")
 @options.jobs_option
 @options.json_option
 @options.quiet_option
@@ -50,7 +51,6 @@ def order(
     policy and the cheap row orders; it ends early, with the best so far, on Ctrl-C. --model
     and --regime are the simulator's.
     """
-    from wavealign.npz import check_writable
     from wavealign.order import build_schedule, parse_policy
 
     if objective is not None and improve is None:
@@ -58,7 +58,6 @@ def order(
     setup = options.make_setup(given)
     recipe = parse_policy(policy)
     loaded, _ = options.load_heads(given["mask_path"], given)
-    check_writable(out)
     threads = jobs or options.cores()
     found: Improved | None = None
     if improve is None:

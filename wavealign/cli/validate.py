@@ -12,6 +12,7 @@ import click
 from wavealign.cli.failure import Command, Failure
 from wavealign.cli.options import cores, json_option, load_heads, seed_option
 from wavealign.cli.output import remark, say, say_json
+from wavealign.cli.paths import Input, Output
 from wavealign.errors import InputError, MissingCapabilityError, unknown_name
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
 
 @click.command(cls=Command)
 @click.option("--gpu", is_flag=True, help="Run on this machine's GPU; nothing else can measure.")
-@click.option("--mask", "mask_paths", multiple=True, metavar="FILE", required=True,
+@click.option("--mask", "mask_paths", multiple=True, type=Input(), required=True,
               help="Mask file (npz, npy), repeatable.")  # fmt: skip
 @click.option("--key", help="The mask inside a file that holds several: KEY/mask, ...")
 @click.option("--block", metavar="QxKV", help="Tokens per query and K/V block, e.g. 128x64.")
@@ -38,7 +39,7 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
     "--policy", "policies", multiple=True, metavar="P",
     help=f"ROWS[/VISITS], repeatable; default: {', '.join(DEFAULT_POLICIES)}.",
 )  # fmt: skip
-@click.option("--schedule", "schedule_paths", multiple=True, metavar="S.npz",
+@click.option("--schedule", "schedule_paths", multiple=True, type=Input(), metavar="S.npz",
               help="Also run this schedule file, repeatable.")  # fmt: skip
 @click.option(
     "--regime", "regimes", multiple=True, type=click.Choice(["single", "steady"]),
@@ -67,16 +68,16 @@ DEFAULT_POLICIES = ("original", "svd", "nnz-wave", "svd+nnz", "lockstep", "resyn
               help="Elements per head.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
 @click.option(
-    "--device", "device_name",
+    "--device", "device_name", type=Input(), metavar="TEXT",
     help="Profile to predict with; default: the one of this GPU, if there is one.",
 )  # fmt: skip
 @click.option("--wave", type=click.IntRange(1), metavar="W",
               help="Rows in flight that policies assume; default: SMs x CTAs per SM.")  # fmt: skip
-@click.option("--trace", metavar="FOLDER",
+@click.option("--trace", type=Output(folder=True), metavar="FOLDER",
               help="Also record when and where each CTA ran (backend triton).")  # fmt: skip
 @seed_option
 @json_option
-@click.option("--out", metavar="FILE", help="Write the measured rows as JSON lines.")
+@click.option("--out", type=Output(), help="Write the measured rows as JSON lines.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def validate(
     gpu: bool,
@@ -106,6 +107,7 @@ def validate(
     from wavealign.gpu.rig import find_gpu
     from wavealign.gpu.telemetry import Telemetry
     from wavealign.order import parse_policy
+    from wavealign.outputs import check_writable
     from wavealign.report.progress import Progress
     from wavealign.runs.lines import ResultWriter
 
@@ -115,7 +117,7 @@ def validate(
     for name in backend_names:
         if name not in BACKEND_NAMES:
             raise unknown_name("backend", name, BACKEND_NAMES)
-    if trace and set(backend_names) != {"triton"}:
+    if trace is not None and set(backend_names) != {"triton"}:
         raise InputError("--trace needs --backend triton: no other kernel says where its rows ran.")
     if not gpu:
         raise MissingCapabilityError(
@@ -129,12 +131,17 @@ def validate(
     from wavealign import validation
     from wavealign.gpu.measure import Options
 
+    for loaded, ids in masks if trace is not None else ():
+        for head in ids if launched["per_head"] else (None,):
+            path = validation.trace_path(Path(trace or ""), loaded.name, head)
+            if path.exists():
+                check_writable(path)
     terms = validation.Terms(policies, whole_file=heads is None, jobs=cores(), **launched)
     options = Options(repeats, seconds / 2, seconds, check, limit, dense, cache_control)
     rows = 0
     with ExitStack() as stack:
         telemetry = stack.enter_context(Telemetry())
-        writer = stack.enter_context(ResultWriter(out)) if out else None
+        writer = stack.enter_context(ResultWriter(out)) if out is not None else None
         runs = validation.validate(
             masks, backends, terms, rig, telemetry, options,
             stages=lambda steps, what: Progress(steps, what, quiet),
@@ -150,7 +157,7 @@ def validate(
                         writer.write([measured])
                     if as_json:
                         say_json(measured.to_json())
-                if trace:
+                if trace is not None:
                     path = validation.trace_case(case, Path(trace))
                     remark(f"{path}: traces of {len(case.schedules)} launches")
                 if not as_json:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from wavealign._extras import require
 from wavealign.errors import InputError, unknown_name
 from wavealign.masks.block_mask import BlockMask
-from wavealign.npz import check_writable, save_npz, whole_file
+from wavealign.npz import save_npz
+from wavealign.outputs import check_writable, whole_file
 from wavealign.structures import json_text
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -103,11 +104,8 @@ def check_target(path: str | Path, form: str) -> Path:
     """
     if form not in FORMS:
         raise unknown_name("form", form, FORMS)
-    target = check_writable(path)
-    suffix = target.suffix.lower()
-    if suffix not in (".npz", ".safetensors"):
-        raise InputError(f"{target}: unknown kind of file; expected .npz or .safetensors.")
-    if suffix == ".safetensors":
+    target = check_writable(path, ".npz", ".safetensors")
+    if target.suffix.lower() == ".safetensors":
         if form in ("packed", "csr", "scipy"):
             raise InputError(
                 f"{target}: form '{form}' holds text, which safetensors can't; write an .npz."
@@ -132,7 +130,7 @@ def export_mask(path: str | Path, mask: BlockMask, form: str = "packed") -> None
     """
     target = check_target(path, form)
     arrays = FORMS[form](mask)
-    if target.suffix.lower() == ".npz":
+    if target.suffix.lower() != ".safetensors":
         save_npz(target, arrays)
         return
     numpy_side = require("safetensors.numpy", "methods", f"{target}")

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from wavealign.errors import InputError
 from wavealign.masks.block_mask import BlockMask
 from wavealign.npz import NpzFile
 from wavealign.order.context import OrderContext
 from wavealign.order.policies import parse_policy
-from wavealign.order.schedule import Schedule
+from wavealign.order.schedule import Schedule, read_numbers
 from wavealign.order.visits import turn_lists
 
 ORDERS_SCHEMA = "wavealign.orders/1"
@@ -57,7 +58,18 @@ def recorded_schedule(
         names += ["kv_order"] * visits.shuffled + [f"first_block/{policy}"] * visits.phased
         if not all(name in file for name in names):
             return None
-        found = {name: file.array(name)[list(heads)].astype(np.int32) for name in names}
+        found = {}
+        for name in names:
+            shape = (None, mask.N if name == "kv_order" else mask.M)
+            numbers = read_numbers(file, name, shape, mask.M if name == names[0] else mask.N)
+            if len(numbers) <= max(heads):
+                raise file.error(
+                    f"'{name}' is of {len(numbers)} heads; expected {max(heads)}, too."
+                )
+            found[name] = numbers[list(heads)]
+            orders = np.sort(found[name])
+            if "first" not in name and (orders != np.arange(orders.shape[1])).any():
+                raise file.error(f"'{name}' names a block of a head twice.")
     row_order, lists = found[names[0]], mask.indices.copy()
     for h, head in enumerate(mask.heads()):
         begin = mask.indptr[h * mask.M]
@@ -69,5 +81,7 @@ def recorded_schedule(
             firsts = found[names[-1]][h]
             for (start, end), first in zip(itertools.pairwise(head.indptr), firsts, strict=True):
                 row = part[start:end]
+                if len(row) and first not in row:
+                    raise InputError(f"{path}: '{names[-1]}' begins a row with no block of it.")
                 row[:] = np.roll(row, -np.argmax(row == first)) if len(row) else row
     return Schedule(row_order, mask.indptr, lists, mask.shape, policy)

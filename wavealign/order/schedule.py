@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from wavealign.errors import InputError, said_of
 from wavealign.masks.block_mask import BlockMask, HeadMask, Int32Array, Int64Array, row_pointers
-from wavealign.npz import NpzFile, save_npz
+from wavealign.masks.checks import check_pointers, outside
+from wavealign.npz import ArrayFile, NpzFile, save_npz
 
 SCHEDULE_SCHEMA = "wavealign.schedule/1"
 
@@ -148,17 +149,12 @@ class Schedule:
             if "schema" not in file or file.text("schema") != SCHEDULE_SCHEMA:
                 found = f"'{file.text('schema')}'" if "schema" in file else "no schema"
                 raise file.error(f"has {found}; expected a schedule, schema '{SCHEDULE_SCHEMA}'.")
-            arrays = []
-            kinds = {"row_order": "int32", "indptr": "int64", "indices": "int32"}
-            for name, kind in kinds.items():
-                array = file.array(name)
-                if array.dtype.kind not in "iu":
-                    raise file.error(f"'{name}' is {array.dtype}; expected whole numbers.")
-                if array.size and array.max() > np.iinfo(kind).max:
-                    raise file.error(f"'{name}' holds {array.max()}, beyond any block index.")
-                arrays.append(array.astype(kind, copy=False))
-            row_order, indptr, indices = arrays
             H, M, N = file.integers("shape", 3)
+            row_order = read_numbers(file, "row_order", (H, M), M)
+            indices = read_numbers(file, "indices", (None,), N)
+            indptr = read_numbers(file, "indptr", (H * M + 1,), len(indices) + 1, np.int64)
+            with file.blamed():
+                check_pointers(indptr, len(indices), H * M)
             return cls(row_order, indptr, indices, (H, M, N), file.text("policy"))
 
     @classmethod
@@ -173,12 +169,46 @@ class Schedule:
         Raises:
             InputError: the file isn't a schedule, or not one of this mask.
         """
-        schedule = cls.load(path)
+        whole = schedule = cls.load(path)
         with said_of(path):
-            if heads is not None and max(heads) < schedule.shape[0]:
-                schedule = schedule.select_heads(heads)
-            schedule.check(mask)
+            if heads is not None and max(heads) < whole.shape[0]:
+                schedule = whole.select_heads(heads)
+            try:
+                schedule.check(mask)
+            except InputError as problem:
+                try:  # it may be of these heads alone, in their order: `order --heads 1,0`
+                    whole.check(mask)
+                except InputError:
+                    raise problem from None
+                schedule = whole
         return dataclasses.replace(schedule, policy=f"{Path(path).name} ({schedule.policy})")
+
+
+def read_numbers(
+    file: ArrayFile, name: str, shape: tuple[int | None, ...], limit: int, kind: Any = np.int32
+) -> npt.NDArray[Any]:
+    """An array of a file as indices of query blocks, K/V blocks or entries.
+
+    Args:
+        file: whose array it is.
+        name: of the array.
+        shape: that it has; None for any length.
+        limit: above all of its numbers, which begin at 0.
+        kind: the dtype to return.
+
+    Raises:
+        InputError: another shape or dtype, or a number outside.
+    """
+    array = file.array(name)
+    if array.dtype.kind not in "iu":
+        raise file.error(f"'{name}' is {array.dtype}; expected whole numbers.")
+    wanted = [have if n is None else n for n, have in zip(shape, array.shape, strict=False)]
+    if array.ndim != len(shape) or wanted != list(array.shape):
+        sizes = ", ".join("any" if n is None else str(n) for n in shape)
+        raise file.error(f"'{name}' has shape {list(array.shape)}; expected [{sizes}].")
+    if (wrong := outside(array, min(limit, np.iinfo(kind).max))) is not None:
+        raise file.error(f"'{name}' holds {wrong}, beyond any block index: 0 to {limit - 1}.")
+    return array.astype(kind, copy=False)
 
 
 def inverse(permutation: npt.NDArray[AnyInt]) -> npt.NDArray[AnyInt]:

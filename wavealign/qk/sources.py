@@ -14,6 +14,7 @@ from torch import Tensor
 from wavealign._extras import require
 from wavealign.errors import InputError, said_of
 from wavealign.npz import NpzFile
+from wavealign.outputs import whole_file
 from wavealign.structures import read_json
 from wavealign.tensor_files import open_safetensors
 
@@ -168,14 +169,13 @@ def save_qk(path: Path, q: Tensor, k: Tensor, about: dict[str, str]) -> Path:
         q: queries.
         k: keys.
         about: metadata; `FileSource` understands "grid" and "text_tokens".
+
+    Raises:
+        InputError: the path can't be written.
     """
-    save = require("safetensors.torch", "methods", f"{path}").save_file
-    partial = path.with_name(path.name + ".partial")
-    try:
-        save({"q": q.contiguous().cpu(), "k": k.contiguous().cpu()}, partial, about)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save = require("safetensors.torch", "methods", f"{path}").save
+    with whole_file(path, ".safetensors") as stream:
+        stream.write(save({"q": q.contiguous().cpu(), "k": k.contiguous().cpu()}, about))
     return path
 
 

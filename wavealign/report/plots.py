@@ -9,7 +9,7 @@ from typing import Any
 from wavealign._extras import require
 from wavealign.errors import InputError
 from wavealign.foreign import shown
-from wavealign.npz import check_writable, whole_file
+from wavealign.outputs import check_writable, whole_file
 from wavealign.runs.baseline import speedup
 from wavealign.runs.result import Result
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wavealign.errors import InputError
+from wavealign.outputs import note_read
 from wavealign.runs.folder import MANIFEST, by_identity, read_manifest, torn_note, trial_files
 from wavealign.runs.launch import BASELINE, head_numbers
 from wavealign.runs.lines import read_lines
@@ -96,6 +97,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 def _load_folder(folder: Path, loaded: Loaded) -> None:
     trials = trial_files(folder)
     if (folder / MANIFEST).exists():
+        note_read(folder / MANIFEST)
         loaded.manifests[str(folder)] = read_manifest(folder)
     elif not trials:
         _load_loose(folder, loaded)
@@ -156,6 +158,7 @@ def _read(
         unknown.update(row.keys() - {"schema", *FIELDS})
         return Result.from_record(row)
 
+    note_read(path)
     found = list(read_lines(path, parse, torn))
     if unknown:
         names = ", ".join(sorted(unknown))

@@ -75,10 +75,10 @@ def torn_note(path: Path, note: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def by_identity(records: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
-    """One record an identity: the first that is done, else the last that failed."""
+    """One record a trial (`Launch.named`): the first that is done, else the last that failed."""
     found: dict[str, TrialRecord] = {}
     for record in records:
-        known = found.get(record.spec.identity)
+        known = found.get(record.spec.named)
         if known is None or known.status == "failed":
-            found[record.spec.identity] = record
+            found[record.spec.named] = record
     return found

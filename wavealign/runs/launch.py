@@ -112,7 +112,7 @@ class Launch:
     kernel: str
     wave: Size
     regime: Regime
-    seed: Annotated[int, Meta(ge=0)]
+    seed: Count
     head: Count | None = None
     model: Model | None = None
     l2_bytes: Size | None = None
@@ -153,6 +153,11 @@ class Launch:
         what = {key: value for key, value in self.spec.items() if key != "mask"}
         text = json_text(what, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
+
+    @property
+    def named(self) -> str:
+        """The identity and the mask's name: files may share a head, and each has rows of it."""
+        return f"{self.identity} {self.mask}"
 
 
 class LaunchKeys:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from wavealign.drafts import Draft
 from wavealign.errors import InputError, WriteError, said_of
-from wavealign.npz import check_writable
+from wavealign.outputs import check_writable, is_stream, open_stream
 from wavealign.runs.result import Result
-
-fcntl: Any
-try:
-    fcntl = importlib.import_module("fcntl")
-except ModuleNotFoundError:  # not a POSIX system
-    fcntl = None
 
 _T = TypeVar("_T")
 
@@ -34,7 +28,7 @@ def append_line(stream: FileIO, text: str, sync: bool = False) -> None:
     Raises:
         OSError: e.g. a full disk; the file is as it was.
     """
-    before = stream.seek(0, os.SEEK_END)
+    before = stream.seek(0, os.SEEK_END) if stream.seekable() else None
     left = memoryview(text.encode() + b"\n")
     try:
         while left:
@@ -42,8 +36,9 @@ def append_line(stream: FileIO, text: str, sync: bool = False) -> None:
         if sync:
             os.fsync(stream.fileno())
     except OSError:
-        with contextlib.suppress(OSError):
-            stream.truncate(before)
+        if before is not None:
+            with contextlib.suppress(OSError):
+                stream.truncate(before)
         raise
 
 
@@ -85,19 +80,8 @@ def cut_torn_line(path: Path) -> int:
     return len(content) - whole
 
 
-def lock(stream: Any) -> None:
-    """Claim a file until it is closed, where the system has flock; a killed process holds none.
-
-    Raises:
-        BlockingIOError: another process has claimed it.
-        OSError: the file system has no locks.
-    """
-    if fcntl is not None:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 class ResultWriter:
-    """Writes rows as they come to ``PATH.partial`` and renames it to PATH on leaving.
+    """Writes rows as they come, into a draft that becomes the file on leaving, or into a stream.
 
     Leaving by an exception keeps the rows that were written; a file without rows isn't left,
     nor is a row that a full disk cut off. One process at a time, where the system has flock.
@@ -108,16 +92,12 @@ class ResultWriter:
 
     def __init__(self, path: str | Path) -> None:
         self._path = check_writable(path)
-        self._partial = self._path.with_name(self._path.name + ".partial")
         self._rows = 0
 
     def __enter__(self) -> ResultWriter:
         try:
-            self._stream = _claimed(self._partial)
-        except BlockingIOError as problem:
-            raise InputError(
-                f"{self._path}: another process writes it; wait for it, or choose another file."
-            ) from problem
+            self._draft = None if is_stream(self._path) else Draft(self._path)
+            self._file = open_stream(self._path) if self._draft is None else self._draft.file
         except OSError as problem:
             raise WriteError.of(self._path, problem) from problem
         return self
@@ -130,41 +110,21 @@ class ResultWriter:
         """
         try:
             for result in results:
-                append_line(self._stream, result.to_json())
+                append_line(self._file, result.to_json())
                 self._rows += 1
         except OSError as problem:
             kept = f"the {self._rows} rows before are kept" if self._rows else "nothing was kept"
             raise WriteError.of(self._path, problem, kept) from problem
 
     def __exit__(self, *_: object) -> None:
-        if fcntl is None:  # such systems don't rename open files
-            self._stream.close()
+        if self._draft is None:
+            self._file.close()
+            return
         if self._rows:
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink()
-        self._stream.close()  # only now may another process claim the name
-
-
-def _claimed(path: Path) -> FileIO:
-    """An empty file that no other process writes.
-
-    Raises:
-        BlockingIOError: another one does.
-    """
-    while True:
-        stream = FileIO(path, "a")
-        try:
-            lock(stream)
-        except BlockingIOError:
-            stream.close()
-            raise
-        except OSError:  # a file system without locks
-            pass
-        # Between opening and locking, the file may have been finished and renamed.
-        if fcntl is None or (
-            path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
-        ):
-            stream.truncate(0)
-            return stream
-        stream.close()
+            try:
+                check_writable(self._path)  # still
+                self._draft.settle()
+            except OSError as problem:
+                kept = f"{self._draft.path} holds its rows"
+                raise WriteError.of(self._path, problem, kept) from problem
+        self._draft.drop()

@@ -169,7 +169,7 @@ def load_device(name: str) -> DeviceProfile:
 
 
 def profile_toml(profile: DeviceProfile) -> str:
-    """The profile as the TOML text that `load_device` reads."""
+    """The profile as the TOML text that `load_device` reads, every figure to its last digit."""
 
     def line(name: str, value: object) -> str:
         if isinstance(value, str):
@@ -184,16 +184,17 @@ def profile_toml(profile: DeviceProfile) -> str:
     if profile.power is not None:
         text += "\n[power]\n"
         for name, value in dataclasses.asdict(profile.power).items():
-            text += line(name, float(f"{value:.5g}"))
+            text += line(name, value)
     for kernel in profile.kernels.values():
         text += f"\n[kernels.{kernel.name}]\n"
         text += line("ctas_per_sm", kernel.ctas_per_sm) + line("head_dim", kernel.head_dim)
         text += "block_cycles = [\n"
         for (q, kv), cycles in kernel.block_cycles.items():
-            text += f"    {{ block_q = {q}, block_kv = {kv}, cycles = {cycles:g} }},\n"
+            number = f"{cycles:g}" if float(f"{cycles:g}") == cycles else repr(cycles)
+            text += f"    {{ block_q = {q}, block_kv = {kv}, cycles = {number} }},\n"
         text += "]\n"
         for name in ("row_start_blocks", "miss_exposed_blocks", "sm_spread_frac"):
-            text += line(name, float(f"{getattr(kernel, name):.5g}"))
+            text += line(name, getattr(kernel, name))
         text += line("calibrated_on", kernel.calibrated_on)
     text += "\n[source]\n"
     return text + "".join(line(json.dumps(name), value) for name, value in profile.sources.items())

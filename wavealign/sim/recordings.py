@@ -20,6 +20,7 @@ from wavealign.masks.files import load_mask
 from wavealign.order.policies import build_schedule
 from wavealign.order.recorded import recorded_schedule
 from wavealign.order.schedule import Schedule
+from wavealign.outputs import note_read
 from wavealign.runs.launch import Launch
 from wavealign.runs.lines import read_lines
 from wavealign.runs.result import Outcome, Result
@@ -76,6 +77,7 @@ def load_recordings(
     path = Path(runs)
     source = path / "runs.jsonl" if path.is_dir() else path
     folder = Path(masks) if masks is not None else source.parent
+    note_read(source)
     results = list(read_lines(source, Result.from_json))
     steady = {r.launch: r.outcome.time_ms for r in results if r.launch.regime == "steady"}
     # The same masks and schedules come again and again, and `svd` takes a while.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from wavealign.sim.setup import Setup
 from wavealign.sweep.masks import SweepMask
 from wavealign.sweep.space import DEFAULT, Space
 from wavealign.sweep.trial import Inputs
+
+_MOST_CONDITIONS = 100_000
 
 
 def resolve_conditions(
@@ -34,10 +37,15 @@ def resolve_conditions(
         The baselines, masks outermost, without duplicates; and what their trials need.
 
     Raises:
-        InputError: unknown devices, kernels, models or regimes, heads that a mask hasn't, or an
-            L2 that doesn't hold one K/V block.
+        InputError: unknown devices, kernels, models or regimes, heads that a mask hasn't, an L2
+            that doesn't hold one K/V block, or too many conditions.
     """
     axes = space.axes
+    if (count := len(masks) * math.prod(map(len, axes.values()))) > _MOST_CONDITIONS:
+        raise InputError(
+            f"{count:,} conditions (mask, heads, device, ...) are more than {_MOST_CONDITIONS:,}; "
+            "list fewer values."
+        )
     devices = {name: load_device(name) for name in axes["device"]}
     if objective == "energy":
         for name, device in devices.items():
@@ -58,8 +66,8 @@ def resolve_conditions(
                 launch = setup.launch(part, BASELINE, seed=seed, name=mask.name, heads=heads)
                 said: dict[str, Any] = {**launch.spec, "device": name}  # maybe a path
                 spec = Launch(**said)
-                repeated += spec.identity in found
-                found.setdefault(spec.identity, spec)
+                repeated += spec.named in found
+                found.setdefault(spec.named, spec)
     if repeated:
         note(f"{repeated} conditions are the same as others; each runs once.")
     return list(found.values()), Inputs(launches, devices)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from wavealign.npz import whole_file
+from wavealign.outputs import whole_file
 from wavealign.runs.result import FIELD_TYPES, FIELDS
 from wavealign.runs.trial import TrialRecord
 

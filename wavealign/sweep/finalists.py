@@ -84,5 +84,5 @@ def launches(specs: Iterable[Launch]) -> list[tuple[Launch, ...]]:
     """Measured specs by what is timed together, in turns: one launch, one seed, one regime."""
     groups: dict[Launch, list[Launch]] = {}
     for spec in specs:
-        groups.setdefault(dataclasses.replace(spec.baseline, mask=""), []).append(spec)
+        groups.setdefault(spec.baseline, []).append(spec)
     return [tuple(group) for group in groups.values()]

@@ -104,9 +104,9 @@ def measure_finalists(
     ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(stages(len(specs), "measured"))
-        for known in filter(None, [store.records.get(spec.identity) for spec in specs]):
+        for known in filter(None, [store.records.get(spec.named) for spec in specs]):
             on_trial(known, False)
-        left = [spec for spec in specs if spec.identity not in store.records]
+        left = [spec for spec in specs if spec.named not in store.records]
         jobs = [Job(group, measure_launch, gpu=True) for group in launches(left)]
         if not (gpus := engine.gpus):
             masks = {spec.mask_digest: engine.inputs.masks[spec.mask_digest] for spec in left}

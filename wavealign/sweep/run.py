@@ -35,16 +35,16 @@ def run_search(
 
     def tell(record: TrialRecord, ran: bool) -> None:
         search.tell(record)
-        if record.spec.identity not in told:
-            told.add(record.spec.identity)
+        if record.spec.named not in told:
+            told.add(record.spec.named)
             on_trial(record, ran)
 
     def jobs() -> Iterator[Job]:
         while (spec := search.ask()) is not None:
-            if (known := store.records.get(spec.identity)) is not None:
+            if (known := store.records.get(spec.named)) is not None:
                 tell(known, False)
-            elif spec.identity not in asked:
-                asked.add(spec.identity)
+            elif spec.named not in asked:
+                asked.add(spec.named)
                 yield Job((spec,), belady=belady)
 
     # A job beyond each worker's own, so that none waits; not where the next depends on the last.

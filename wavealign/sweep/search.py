@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from wavealign.sweep.store import Draws
 
+_MOST_TRIALS = 1_000_000  # of a grid, which holds them all
+
 
 class GridSearch:
     """Every combination once, baselines first.
@@ -46,15 +48,20 @@ class GridSearch:
                 f"parameter '{ranges[0]}' is a range, which a grid can't go through; list its "
                 "values, or --search random or tpe."
             )
-        specs = {base.identity: base for base in baselines}
+        if (asked_for := space.combinations * len(baselines)) > _MOST_TRIALS:
+            raise InputError(
+                f"a grid of {asked_for:,} trials is more than anybody waits for (at most "
+                f"{_MOST_TRIALS:,}); list fewer values, or --search random or tpe."
+            )
+        specs = {base.named: base for base in baselines}
         repeated = 0
         for base in baselines:
             asked: set[str] = set()  # `original` in the list is the baseline, no duplicate
             for policy in space.grid(base.wave, base.seed):
                 spec = dataclasses.replace(base, policy=policy)
-                repeated += spec.identity in asked
-                asked.add(spec.identity)
-                specs.setdefault(spec.identity, spec)
+                repeated += spec.named in asked
+                asked.add(spec.named)
+                specs.setdefault(spec.named, spec)
         if repeated:
             note(f"{repeated} combinations are the same as others; each runs once.")
         self.total, self.learns = len(specs), False
@@ -115,7 +122,7 @@ class DrawnSearch:
 
     def tell(self, record: TrialRecord) -> None:
         """Every draw of this trial learns how it ended."""
-        for condition, trial in self._waiting.pop(record.spec.identity, []):
+        for condition, trial in self._waiting.pop(record.spec.named, []):
             value = getattr(record.result, self._field) if record.result is not None else None
             state = self._state.FAIL if value is None else None
             self._studies[condition].tell(trial, value, state=state)
@@ -134,7 +141,7 @@ class DrawnSearch:
             if number not in self._log.draws:
                 self._log.add(number, trial.params)
             spec = dataclasses.replace(base, policy=policy)
-            self._waiting.setdefault(spec.identity, []).append((condition, trial))
+            self._waiting.setdefault(spec.named, []).append((condition, trial))
             yield spec
 
     def _draw(self, trial: optuna.trial.Trial, base: Launch) -> str:

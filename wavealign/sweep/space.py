@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import string
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 CONDITION_AXES = tuple(_DEFAULTS)
 _WHOLE = {"wave": 1, "seed": 0, "head_dim": 1}  # axes of whole numbers, and the lowest
+_MOST_WHOLE = 2**63 - 1  # what tables have a place for
+_MOST_TRIED = 100_000  # combinations that are looked at before anything runs
 
 Value = str | int | float
 
@@ -86,6 +89,12 @@ class Space:
         """The parameters that a template names, in its order."""
         return [name for name in _places(template) if name in self.parameters]
 
+    @property
+    def combinations(self) -> int:
+        """How many policies `grid` makes of it, where it has no ranges."""
+        values = ([self.parameters[name] for name in self.parameters_of(t)] for t in self.policies)
+        return sum(math.prod(len(v) for v in v if not isinstance(v, Range)) for v in values)
+
     def grid(self, wave: int, seed: int) -> Iterator[str]:
         """Every policy of a condition, templates filled in, in the order of the space.
 
@@ -98,6 +107,17 @@ class Space:
             listed = [self.parameters[name] for name in names]
             for values in itertools.product(*(v for v in listed if not isinstance(v, Range))):
                 yield fill(template, dict(zip(names, values, strict=True)), wave, seed)
+
+    def single_changes(self) -> Iterator[str]:
+        """As `grid`, but every value once, beside the first ones of the other parameters."""
+        for template in self.policies:
+            listed = {name: self.parameters[name] for name in self.parameters_of(template)}
+            values = {n: v for n, v in listed.items() if not isinstance(v, Range)}
+            first = {name: found[0] for name, found in values.items()}
+            yield fill(template, first, 1, 0)
+            for name, found in values.items():
+                for value in found[1:]:
+                    yield fill(template, first | {name: value}, 1, 0)
 
 
 def fill(template: str, values: Mapping[str, Value], wave: int, seed: int) -> str:
@@ -184,7 +204,9 @@ def make_space(
         name: (values.low, values.high) if isinstance(values, Range) else values
         for name, values in parameters.items()
     }
-    for _ in Space(policies, ends, axes).grid(1, 0):
+    tried = Space(policies, ends, axes)
+    every = tried.combinations <= _MOST_TRIED
+    for _ in tried.grid(1, 0) if every else tried.single_changes():
         pass  # every policy is parsed: nothing runs before all are known good
     return Space(policies, parameters, axes)
 
@@ -222,9 +244,10 @@ def _axis(key: str, values: Any, where: str) -> Iterator[Any]:
             )
         if key in _WHOLE:
             own = value == DEFAULT and key == "wave"
-            if not own and (not _is_whole(value) or value < _WHOLE[key]):
+            if not own and not (_is_whole(value) and _WHOLE[key] <= value <= _MOST_WHOLE):
                 raise InputError(
-                    f"{where}: {key} has {value!r}; expected whole numbers from {_WHOLE[key]}."
+                    f"{where}: {key} has {value!r}; expected whole numbers from {_WHOLE[key]} to "
+                    f"{_MOST_WHOLE}."
                 )
         elif key == "heads" and _is_whole(value):
             value = str(value)

@@ -13,6 +13,7 @@ folder. A record is on disk before it counts as done.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from typing import Any
 import msgspec
 
 from wavealign._version import __version__
+from wavealign.drafts import lock
 from wavealign.errors import InputError, WaveAlignError
 from wavealign.foreign import shown
-from wavealign.npz import whole_file
+from wavealign.outputs import check_folder, check_writable, whole_file
 from wavealign.runs.folder import (
     MANIFEST,
     SWEEP_SCHEMA,
@@ -31,7 +33,7 @@ from wavealign.runs.folder import (
     read_records,
     trial_files,
 )
-from wavealign.runs.lines import append_line, cut_torn_line, lock, read_lines
+from wavealign.runs.lines import append_line, cut_torn_line, read_lines
 from wavealign.runs.trial import TrialRecord
 from wavealign.structures import Count, json_text, read_json, structured
 from wavealign.sweep.export import sort_key, sorted_done, write_parquet
@@ -40,6 +42,9 @@ _SAME = {  # what a store must agree on with the sweep that wants to continue it
     "space": "space", "masks": "masks", "devices": "device profiles", "search": "search",
     "objective": "objective", "belady": "--belady",
 }  # fmt: skip
+_WHOLE = (MANIFEST, "results.jsonl", "results.parquet")  # files that are replaced
+_LOCK = "lock"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StoreError(WaveAlignError):
@@ -77,12 +82,12 @@ class Store:
         Raises:
             InputError: the folder can't be continued, or written.
         """
-        folder = self.folder
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: is a file; expected a folder for the sweep.")
+        folder = check_folder(self.folder)
+        for path in filter(Path.exists, map(folder.joinpath, _WHOLE)):
+            check_writable(path)
         if (folder / MANIFEST).exists():
             _check_same(folder, read_manifest(folder), self._manifest)
-        elif folder.is_dir() and any(folder.iterdir()):
+        elif any(not _is_left(path) for path in folder.rglob("*")):
             raise InputError(
                 f"{folder}: isn't empty and holds no sweep ({MANIFEST} is missing); give a new "
                 "folder."
@@ -92,7 +97,8 @@ class Store:
         self.check()
         with contextlib.ExitStack() as stack, _disk(self.folder):
             (self.folder / "trials").mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(self.folder / "lock"))
+            stack.enter_context(_locked(self.folder / _LOCK))
+            self.check()  # nobody has come in between
             for path in filter(Path.exists, [*trial_files(self.folder), self.draws.path]):
                 if cut := cut_torn_line(path):
                     self._note(f"{path}: dropped a last line that was cut off ({cut} bytes).")
@@ -117,7 +123,7 @@ class Store:
             StoreError: the disk is full, or refuses for another reason.
         """
         _append(self.folder / "trials" / f"{record.worker}.jsonl", record.to_json())
-        self.records[record.spec.identity] = record
+        self.records[record.spec.named] = record
 
     def export(self) -> bool:
         """Write the results of all trials that are done; whether Parquet was among them.
@@ -208,6 +214,11 @@ def _difference(found: Any, wanted: Any, at: str = "") -> str:
     return f"{at}there {_short(found)}, here {_short(wanted)}"
 
 
+def _is_left(path: Path) -> bool:
+    """Whether a store may hold this without a manifest: it was killed before it had written it."""
+    return path.is_dir() or path.name == _LOCK or path.suffix == ".partial"
+
+
 def _short(value: Any) -> str:
     return shown(json_text(value, ensure_ascii=False), 120)
 
@@ -226,16 +237,18 @@ def _disk(path: Path) -> Iterator[None]:
     except StoreError:
         raise
     except OSError as problem:
+        number = getattr(problem.__cause__, "errno", problem.errno)  # of a `WriteError`
+        room = "make room and " if number in _NO_ROOM else ""
         raise StoreError(
             f"{path}: can't be written ({problem.strerror or problem}). Finished trials are kept; "
-            "make room and give the same command again."
+            f"{room}give the same command again."
         ) from problem
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time."""
-    with path.open("w") as stream:
+    with path.open("a") as stream:
         try:
             lock(stream)
         except BlockingIOError as problem:

@@ -179,7 +179,7 @@ def write_page(path: str | Path, text: str) -> int:
     Raises:
         InputError: the path can't be written.
     """
-    from wavealign.npz import whole_file
+    from wavealign.outputs import whole_file
 
     data = text.encode("utf-8", "replace")  # file names needn't be text
     with whole_file(path) as stream:
