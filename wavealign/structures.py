@@ -191,7 +191,9 @@ def in_words(expected: types.Type) -> str:
             kind = "a whole number" if isinstance(expected, types.IntType) else "a number"
             if low is None:
                 return kind
-            return f"{kind} from {low:g} to {high:g}" if high is not None else f"{kind} >= {low:g}"
+            # Bounds of whole numbers are written out: 2**63 - 1 has 19 digits.
+            ends = [f"{end:g}" if isinstance(end, float) else str(end) for end in (low, high)]
+            return f"{kind} >= {ends[0]}" if high is None else f"{kind} from {ends[0]} to {ends[1]}"
         case types.ListType(item_type=inner):
             return f"a list, each entry {in_words(inner)}"
         case types.TupleType(item_types=items):

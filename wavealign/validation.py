@@ -191,7 +191,13 @@ def _predict(case: Case, measured: Result, profile: DeviceProfile | None) -> Res
 
 
 def trace_path(folder: Path, mask: str, head: int | None) -> Path:
-    """Where the traces of a mask's launches go, or of one head's."""
+    """Where the traces of a mask's launches go, or of one head's.
+
+    Args:
+        folder: of traces.
+        mask: its file.
+        head: where a launch is one head's.
+    """
     return folder / f"{Path(mask).name}{'' if head is None else f'_head{head}'}.npz"
 
 

@@ -23,7 +23,7 @@ WRONG = {  # by field: JSON texts, and what is expected there
     "hbm_read_bytes": (["-1", "1.5", "1000.0", "9" * 30, '"1"'], "a whole number from 0 to"),
     "l2_requested_bytes": (["null", "-1"], "a whole number"),
     "wave": (["0", "-132", "1.5", '"132"', "null", "true"], "a whole number from 1 to"),
-    "seed": (["-1", "0.0", "null"], "a whole number >= 0"),
+    "seed": (["-1", "0.0", "null"], f"a whole number from 0 to {2**63 - 1}"),
     "head": (["-1", "1.0", '"0"'], "a whole number from 0 to"),
     "kv_block_bytes": (["0", "-65536"], "a whole number from 1 to"),
     "heads": (
