@@ -33,6 +33,16 @@ _RAISED = {
 _STRIDES = {"allocation": 17, "launch": 1, "line": 211}  # from one call's place to the next one's
 _PACKAGE = str(Path(wavealign.__file__).parent)
 _here = threading.local()
+_unraisable = sys.unraisablehook
+
+
+def _raisable(told) -> None:
+    """An interrupt that came in a finalizer is lost, as Ctrl-C is."""
+    if not issubclass(told.exc_type, Interrupt):
+        _unraisable(told)
+
+
+sys.unraisablehook = _raisable
 
 
 class Interrupt(KeyboardInterrupt):
@@ -42,14 +52,16 @@ class Interrupt(KeyboardInterrupt):
 class Fault:
     """Around a call: raises at the n-th place of a kind, if it comes so far.
 
+    Lines may be those of one module alone: ``within="attention/lanes.py"``.
+
     Attributes:
         passed: places, the one that failed included.
         seen: which they were: a line of WaveAlign's, and what was done there.
         failed: the one that did; empty before.
     """
 
-    def __init__(self, kind: str, at: int) -> None:
-        self.kind, self.at = kind, at
+    def __init__(self, kind: str, at: int, within: str = "") -> None:
+        self.kind, self.at, self._within = kind, at, f"{_PACKAGE}/{within}"
         self.passed, self.seen, self.failed = 0, set(), ""
         self._raised: BaseException | None = None
         self._mode = _Allocations(self) if kind == "allocation" else contextlib.nullcontext()
@@ -93,8 +105,7 @@ class Fault:
     def _trace(self, frame, event, _):
         if self.failed:
             return None
-        # What comes out of a finalizer goes nowhere.
-        if event == "call" and (not _ours(frame) or _finalizes(frame)):
+        if event == "call" and not frame.f_code.co_filename.startswith(self._within):
             return None
         if event == "line":
             self.pass_by(_line(frame))
@@ -144,13 +155,6 @@ def _allocates(func: torch._ops.OpOverload) -> bool:
 
 def _ours(frame) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
-def _finalizes(frame) -> bool:
-    return frame.f_back is not None and frame.f_back.f_code.co_filename == _WEAKREF
-
-
-_WEAKREF = contextlib.__file__.replace("contextlib", "weakref")
 
 
 def _line(frame) -> str:

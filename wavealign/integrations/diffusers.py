@@ -83,9 +83,7 @@ class _MaskSite(Site):
 
     def _kept(self, device: torch.device, *of: object) -> _Kept:
         """What this run's last steps kept for the branch and these sizes; nothing else stays."""
-        place = self.progress.place
-        if place is None:
-            raise InputError("an attention layer was called outside its transformer.")
+        place = self.progress.placed()
         lane = self.kept.here(device)
         for key, kept in list(lane.items()):
             if kept.run != place.run or place.step - kept.step >= self.mask_every:
@@ -144,13 +142,18 @@ def enable(
             processor, min_tokens, padding, progress, attention, function, tell_text, mask_every
         )
 
-    put_sites(transformer, site)
-    if mask_every > 1:
-        progress.watch(transformer)
+    put_sites(transformer, site, lambda: progress.watch(transformer) if mask_every > 1 else None)
 
 
-def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) -> None:
-    """Put under every self-attention what `site` makes of the layer's number and its processor.
+def put_sites(
+    transformer: torch.nn.Module, site: Callable[[int, Any], Site], begin: Callable[[], None]
+) -> None:
+    """Put a site under every self-attention, or under none.
+
+    Args:
+        transformer: that isn't enabled.
+        site: makes one of the layer's number and its processor.
+        begin: what else there is to do, last.
 
     Raises:
         InputError: another model, or one that is enabled already.
@@ -161,9 +164,14 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
         raise InputError(f"this {name} is enabled already; disable it first.")
     home = importlib.import_module(_TRANSFORMERS + _MODELS[name]).__name__
     made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
-    for module, processor in zip(modules, made, strict=True):
-        module.processor = processor
-        processor.hold()
+    try:
+        for module, processor in zip(modules, made, strict=True):
+            module.processor = processor
+            processor.hold()
+        begin()
+    except BaseException:
+        _take_off(modules, made)
+        raise
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -175,8 +183,17 @@ def disable(transformer: torch.nn.Module) -> None:
     enabled = [m for m in _attentions(transformer) if isinstance(m.processor, SiteProcessor)]
     if not enabled:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
-    for module in enabled:
-        module.processor = module.processor.remove()
+    processors = [module.processor for module in enabled]
+    try:
+        _take_off(enabled, processors)
+    except BaseException:  # Ctrl-C: not by halves
+        _take_off(enabled, processors)
+        raise
+
+
+def _take_off(modules: list[Any], processors: list[SiteProcessor]) -> None:
+    for module, processor in zip(modules, processors, strict=True):
+        module.processor = processor.remove()
 
 
 def statistics(transformer: torch.nn.Module) -> Statistics:

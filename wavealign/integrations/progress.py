@@ -7,8 +7,10 @@ next step, a higher one another run. At an equal one the text tells branches of 
 - else, at the first step, other latents are another run: the one before was broken off;
 - else a timestep of 16 bits is the next step, whose timestep was rounded to the same value.
 
-What this leaves open is refused, as is a first step whose timestep of 16 bits comes again, unless
-the run's beginning was announced.
+After a call that was broken off, the same text is that call again; at the first step another one is
+another run. What this leaves open is refused, as is a first step whose timestep of 16 bits
+comes again, unless the run's beginning was announced, and a run that another thread goes on with.
+A call that is refused leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +63,7 @@ class Watch:
 
         Several models that are watched share their runs.
         """
-        begin = functools.partial(self._begin_call, began)
+        begin = functools.partial(self._on_call, began)
         self._hooks += [
             model.register_forward_pre_hook(begin, with_kwargs=True),
             model.register_forward_hook(self._end_call),
@@ -70,11 +73,25 @@ class Watch:
         """Watch no more."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
     @property
     def place(self) -> Place | None:
         """Of the call at hand; None before the first."""
         raise NotImplementedError
+
+    def placed(self) -> Place:
+        """Of the call at hand, which is this thread's.
+
+        Raises:
+            InputError: there is none, or another run has begun meanwhile.
+        """
+        raise NotImplementedError
+
+    @torch.compiler.disable
+    def _on_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
+        if self._hooks:  # Ctrl-C in `watch` may have left one behind
+            self._begin_call(began, model, given, named)
 
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
         raise NotImplementedError
@@ -104,12 +121,29 @@ class Progress(Watch):
     timestep: float = 0.0
     _run: int = -1
     _running: bool = False  # a call that began and didn't end
-    _thread: int = 0  # that began it
+    _thread: int = 0  # of the call and of the run
     _first: float = 0.0
     # A branch is a text, and which call with it of a step; with the latents of the first step.
     _branches: dict[tuple[str, int], str] = field(default_factory=dict)
-    _called: list[tuple[str, int]] = field(default_factory=list)
+    _called: tuple[tuple[str, int], ...] = ()
+    # Threads in whose run another one began its own, and the first timestep of theirs.
+    _cut_off: dict[int, float] = field(default_factory=dict)
     _hooks: list[Any] = field(default_factory=list, repr=False)
+
+    def restart(self) -> None:
+        """Take the next call, of any thread, as the first of a run."""
+        with _beginning.lock:
+            self._cut_off = self._now_cut_off(vars(self))
+            self.place, self.announced, self._running = None, True, False
+
+    def placed(self) -> Place:
+        """See `Watch.placed`."""
+        if self.place is None or self._thread != threading.get_ident():
+            raise InputError(
+                "an attention layer was called outside its transformer, or another run has begun "
+                "while it was; expected one run at a time."
+            )
+        return self.place
 
     def begin(self, given: dict[str, Any]) -> None:
         """Find the place of a call.
@@ -129,10 +163,15 @@ class Progress(Watch):
 
     def _move(self, value: float, text: str, rounded: bool, latents: str) -> None:
         here, before = self.place, self.timestep
-        if here is None or (self.interrupted and here.step == here.call == 0):
+        if here is None:
             return self._start(value, text, latents)
-        if self.interrupted and value == before and self._called[-1][0] == text:
-            return None  # the call that was broken off, again
+        if self.interrupted:
+            again = value == before and self._called[-1][0] == text
+            again = again and (here.step > 0 or latents == self._branches[self._called[-1]])
+            if here.step == 0 and (here.call == 0 or (value >= before and not again)):
+                return self._start(value, text, latents)
+            if again:
+                return None
         branch = (text, sum(t == text for t, _ in self._called))
         if value > before:
             ended = self.steps is not None and here.step + 1 >= self.steps
@@ -168,7 +207,7 @@ class Progress(Watch):
 
     def _start(self, value: float, text: str, latents: str) -> None:
         self._run, self._first, self.timestep = self._run + 1, value, value
-        self._branches, self._called = {}, []
+        self._branches, self._called = {}, ()
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
@@ -180,39 +219,61 @@ class Progress(Watch):
                 f"timestep {value:g} is step {step} of a run of {self.steps} steps (from 0); "
                 f"expected as many as enable_session(steps=...) says, or {_ANEW}."
             )
-        self._called, self.timestep = [], value
+        self._called, self.timestep = (), value
         self._enter(step, (text, 0), "")
 
     def _enter(self, step: int, branch: tuple[str, int], latents: str) -> None:
-        self._branches.setdefault(branch, latents)
+        if branch not in self._branches:
+            self._branches = {**self._branches, branch: latents}
         number = list(self._branches).index(branch)
         self.place = Place(self._run, step, number, len(self._called))
-        self._called.append(branch)
+        self._called = (*self._called, branch)
 
-    @torch.compiler.disable
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
         if _captures(given, named):
             raise InputError(
                 "the transformer is captured in a CUDA graph, and steps are counted on the host; "
                 "expected a call outside of a capture."
             )
-        with _beginning.lock:
-            self._refuse_others()
-            before = self._running, self._thread
-            self._running, self._thread = True, threading.get_ident()
+        before: dict[str, Any] = {}
         try:
-            self.interrupted = before[0]
+            with _beginning.lock:
+                self._refuse_others()
+                before = vars(self).copy()
+                self._running, self._thread = True, threading.get_ident()
+            self.interrupted = before["_running"]
             bound = inspect.signature(type(model).forward).bind_partial(model, *given, **named)
             self.begin(bound.arguments)
+            began_run = self._run != before["_run"]
+            cut_off = self.timestep < self._cut_off.get(self._thread, -math.inf)
+            if cut_off or (self._thread != before["_thread"] and not began_run):
+                raise InputError(
+                    f"timestep {self.timestep:g} in the middle of a run, and another thread has "
+                    "begun one; expected all calls of a run from one thread, and a transformer for "
+                    f"each run that goes on at the same time, or {_ANEW}."
+                )
+            if began_run:
+                self._cut_off = self._now_cut_off(before)
             if began is not None:
                 began(model, bound.arguments)
         except BaseException:
-            self._running, self._thread = before
+            with _beginning.lock:
+                if self._running and self._thread == threading.get_ident():
+                    vars(self).update(before)
             raise
+
+    def _now_cut_off(self, before: dict[str, Any]) -> dict[int, float]:
+        """Who is, with a run that this thread begins after such a state."""
+        here, found = before["place"], dict(before["_cut_off"])
+        last = here is not None and self.steps is not None and here.step + 1 >= self.steps
+        if here is not None and not (last and len(before["_called"]) >= len(before["_branches"])):
+            found[before["_thread"]] = before["_first"]
+        found.pop(threading.get_ident(), None)
+        return found
 
     def _refuse_others(self) -> None:
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        if self._running and self.place is not None and self._thread in others:
+        if self._running and self._thread in others:
             raise InputError(
                 "another thread's call of this transformer hasn't ended, and the steps of one run "
                 "are counted; expected a transformer for each run, or, if that call was broken "
@@ -220,7 +281,8 @@ class Progress(Watch):
             )
 
     def _end_call(self, *_: Any) -> None:
-        self._running = False
+        with _beginning.lock:
+            self._running = self._running and self._thread != threading.get_ident()
 
 
 class ThreadProgress(Watch):
@@ -245,11 +307,14 @@ class ThreadProgress(Watch):
         """Of this thread's call at hand; None before its first."""
         return self._here().place
 
+    def placed(self) -> Place:
+        """See `Watch.placed`."""
+        return self._here().placed()
+
     def _here(self) -> Progress:
         own: dict[str, Progress] = self._own.__dict__
         return own.setdefault("progress", Progress())
 
-    @torch.compiler.disable
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
         if not _captures(given, named):
             self._here()._begin_call(began, model, given, named)
