@@ -104,7 +104,7 @@ class Watch:
 class Progress(Watch):
     """The place of the call at hand, of runs that are one after the other.
 
-    A thread's call is refused while another's hasn't ended.
+    A thread's call is refused while another's hasn't ended, and in the middle of another's run.
 
     Attributes:
         steps: of a run, where that is known.
@@ -137,7 +137,11 @@ class Progress(Watch):
             self.place, self.announced, self._running = None, True, False
 
     def placed(self) -> Place:
-        """See `Watch.placed`."""
+        """See `Watch.placed`.
+
+        Raises:
+            InputError: see there.
+        """
         if self.place is None or self._thread != threading.get_ident():
             raise InputError(
                 "an attention layer was called outside its transformer, or another run has begun "
