@@ -1,7 +1,7 @@
 """Exceptions where a counter says: at an allocation, at a launch, between two lines.
 
 A `Fault` is around one call of one thread. It counts the places of its kind that the call passes,
-and raises at the n-th:
+and raises at the n-th, or at the first that never failed before:
 
 - allocation: a torch operation that returns memory of its own, before it happens;
 - launch: a backend's kernel or a session's attention, before it starts or right behind it;
@@ -31,8 +31,19 @@ _RAISED = {
     "launch": (RuntimeError, KeyboardInterrupt),
 }
 _STRIDES = {"allocation": 17, "launch": 1, "line": 211}  # from one call's place to the next one's
+_REST = 1  # calls behind one without a new place, before one is looked for again
 _PACKAGE = str(Path(wavealign.__file__).parent)
 _here = threading.local()
+_unraisable = sys.unraisablehook
+
+
+def _raisable(told) -> None:
+    """An interrupt that came in a finalizer is lost, as Ctrl-C is."""
+    if not issubclass(told.exc_type, Interrupt):
+        _unraisable(told)
+
+
+sys.unraisablehook = _raisable
 
 
 class Interrupt(KeyboardInterrupt):
@@ -46,10 +57,19 @@ class Fault:
         passed: places, the one that failed included.
         seen: which they were: a line of WaveAlign's, and what was done there.
         failed: the one that did; empty before.
+        known: see `__init__`.
     """
 
-    def __init__(self, kind: str, at: int) -> None:
-        self.kind, self.at = kind, at
+    def __init__(self, kind: str, at: int, within: str = "", known: set[str] | None = None) -> None:
+        """Before the call.
+
+        Args:
+            kind: one of `KINDS`.
+            at: n, from 1.
+            within: lines of this module or folder alone, as ``"attention/lanes.py"``.
+            known: raise at the first place that isn't among these, in place of the n-th.
+        """
+        self.kind, self.at, self._within, self.known = kind, at, f"{_PACKAGE}/{within}", known
         self.passed, self.seen, self.failed = 0, set(), ""
         self._raised: BaseException | None = None
         self._mode = _Allocations(self) if kind == "allocation" else contextlib.nullcontext()
@@ -67,11 +87,14 @@ class Fault:
         _here.fault = self
         if self.kind == "line":
             self._tracer = sys.gettrace()
+            before = getattr(self._tracer, "__self__", None)
+            if isinstance(before, Fault):  # its interrupt came on leaving it
+                self._tracer = before._tracer
             sys.settrace(self._trace)
         return self
 
     def __exit__(self, *problem: object) -> None:
-        # An interrupt that has not come yet comes here, and leaves nothing behind.
+        # An interrupt that hasn't come yet comes here, before anything else.
         if self.kind == "line":
             sys.settrace(self._tracer)
         _here.fault = None
@@ -81,7 +104,8 @@ class Fault:
         """One more place."""
         self.passed += 1
         self.seen.add(place)
-        if self.passed != self.at:
+        due = self.passed == self.at if self.known is None else place not in self.known
+        if self.failed or not due:
             return
         self.failed = place
         if self.kind == "line":
@@ -93,8 +117,7 @@ class Fault:
     def _trace(self, frame, event, _):
         if self.failed:
             return None
-        # What comes out of a finalizer goes nowhere.
-        if event == "call" and (not _ours(frame) or _finalizes(frame)):
+        if event == "call" and not frame.f_code.co_filename.startswith(self._within):
             return None
         if event == "line":
             self.pass_by(_line(frame))
@@ -144,13 +167,6 @@ def _allocates(func: torch._ops.OpOverload) -> bool:
 
 def _ours(frame) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
-def _finalizes(frame) -> bool:
-    return frame.f_back is not None and frame.f_back.f_code.co_filename == _WEAKREF
-
-
-_WEAKREF = contextlib.__file__.replace("contextlib", "weakref")
 
 
 def _line(frame) -> str:
@@ -213,22 +229,37 @@ def _bound(bind, name):
 class Counter:
     """Where one thread's calls fail, one after the other: everywhere in the end.
 
-    It goes through the places of each sort of calls in strides, and begins anew behind the last.
+    They fail where none has failed before. Where that is nowhere, the next few go through the
+    places of their sort of calls in strides, and begin anew behind the last.
     """
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, failed: dict[str, set[str]]) -> None:
+        """Of a thread.
+
+        Args:
+            thread: its number.
+            failed: places of each kind where a call of any thread has failed.
+        """
+        self._kinds, self._first, self._failed = itertools.cycle(KINDS), 1 + thread, failed
         self._next: dict[tuple[str, str], int] = {}
-        self._kinds = itertools.cycle(KINDS)
-        self._first = 1 + thread
+        self._rest: dict[tuple[str, str], int] = {}  # calls that needn't look for new places
 
     def fault(self, sort: str) -> Fault:
         """The next call's of a sort."""
         kind = next(self._kinds)
-        return Fault(kind, self._next.setdefault((sort, kind), self._first))
+        looks = self._rest.get((sort, kind), 0) == 0
+        at = self._next.setdefault((sort, kind), self._first)
+        return Fault(kind, at, known=self._failed[kind] if looks else None)
 
     def go_on(self, sort: str, fault: Fault) -> None:
         """After the call."""
         key = sort, fault.kind
+        if fault.failed:
+            self._failed[fault.kind].add(fault.failed)
+        if fault.known is not None:
+            self._rest[key] = 0 if fault.failed else _REST
+            return
+        self._rest[key] = max(0, self._rest.get(key, 0) - 1)
         self._next[key] = fault.at + _STRIDES[fault.kind]
         if not fault.failed:
             self._next[key] = max(1, fault.at - fault.passed)

@@ -1,7 +1,9 @@
 """What a processor of the model asks of attention is done exactly, or refused; never left aside."""
 
+import contextlib
 import copy
 import gc
+import itertools
 import sys
 import types
 
@@ -12,6 +14,7 @@ torch.set_num_threads(1)
 pytest.importorskip("diffusers")
 
 import diffusers.models.transformers.transformer_wan as wan_module  # noqa: E402
+from faults import Fault, Interrupt  # noqa: E402
 from tiny_transformers import forward, hunyuan, hunyuan15, ltx, wan  # noqa: E402
 
 from wavealign.errors import InputError  # noqa: E402
@@ -244,6 +247,50 @@ def test_the_module_is_itself_again_with_the_last_model():
     del three
     gc.collect()
     assert wan_module.dispatch_attention_fn is ORIGINAL
+
+
+def test_ctrl_c_in_a_site_leaves_other_models_dense():
+    (model, inputs), (other, _) = wan(), wan()
+    dense = forward(other, inputs)
+    integration.enable(model, sparse, **OPTIONS)
+    for at in itertools.count(1):
+        fault = Fault("line", at, "integrations/dispatch.py")
+        with contextlib.suppress(Interrupt), fault:
+            forward(model, inputs)
+        assert torch.equal(forward(other, inputs), dense)
+        if not fault.failed:
+            break
+    assert at > 40
+
+
+@pytest.mark.parametrize("mask_every", [1, 2])
+@pytest.mark.parametrize("changed", ["enable", "disable"])
+def test_ctrl_c_leaves_a_model_enabled_or_not_and_never_by_halves(changed, mask_every):
+    model, inputs = wan()
+    changes = {
+        "enable": lambda: integration.enable(model, sparse, mask_every=mask_every, **OPTIONS),
+        "disable": lambda: integration.disable(model),
+    }
+    outs = {"disable": forward(model, inputs)}
+    changes["enable"]()
+    outs["enable"] = forward(model, inputs)
+    changes["disable"]()
+    left = []
+    for at in itertools.count(1):
+        if changed == "disable":
+            changes["enable"]()
+        fault = Fault("line", at, "integrations/")
+        with contextlib.suppress(Interrupt), fault:
+            changes[changed]()
+        out = forward(model, inputs)
+        left += [name for name, wanted in outs.items() if torch.equal(out, wanted)]
+        assert len(left) == at
+        if left[-1] == "enable":
+            changes["disable"]()
+        if not fault.failed:
+            break
+    assert set(left) == set(outs)
+    assert left[-1] == changed
 
 
 def test_a_model_compiles_in_one_graph_after_disable():

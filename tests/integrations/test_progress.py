@@ -110,6 +110,103 @@ def test_a_call_broken_off_is_made_again():
     assert not progress.interrupted
 
 
+def broken(progress, model, *call):
+    """A call that ends in Ctrl-C."""
+    model.broken = True
+    with pytest.raises(KeyboardInterrupt):
+        model(*call)
+    model.broken = False
+
+
+def test_another_run_begins_after_a_call_of_a_first_step_was_broken_off():
+    model, progress, latents = Model(), Progress(), torch.ones(1)
+    progress.watch(model)
+    for _ in range(2):
+        model(latents, torch.tensor([900.0]), A)
+        broken(progress, model, latents, torch.tensor([900.0]), U)
+    model(latents, torch.tensor([900.0]), U)  # that call again
+    assert (progress.place.run, progress.place.branch) == (1, 1)
+    broken(progress, model, latents, torch.tensor([900.0]), U.clone())
+    model(latents, torch.tensor([950.0]), A)
+    assert (progress.place.run, progress.place.step, progress.place.branch) == (2, 0, 0)
+
+
+def test_a_call_that_is_refused_may_be_made_again():
+    model, progress, latents, refuses = Model(), Progress(), torch.ones(1), []
+
+    def began(*_):
+        if refuses:
+            raise refuses.pop()
+
+    progress.watch(model, began)
+    model(latents, torch.tensor([900.0]), A)
+    for problem in (InputError("as it happens"), KeyboardInterrupt()):
+        refuses.append(problem)
+        before = vars(progress).copy()
+        with pytest.raises(type(problem)):
+            model(latents, torch.tensor([800.0]), A)
+        assert vars(progress) == before
+    with pytest.raises(InputError, match="timestep 950 after 900"):
+        model(latents, torch.tensor([950.0]), A)
+    model(latents, torch.tensor([800.0]), A)
+    assert (progress.place.step, progress.interrupted) == (1, False)
+
+
+def elsewhere(function, *arguments):
+    """In a thread that lives on until the test has ended; what it raised, if anything."""
+    found, told = [], threading.Event()
+
+    def work():
+        try:
+            function(*arguments)
+            found.append(None)
+        except InputError as problem:
+            found.append(str(problem))
+        told.set()
+        threading.Event().wait(0.2)
+
+    threading.Thread(target=work).start()
+    told.wait()
+    return found[0]
+
+
+def test_the_calls_of_a_run_come_from_one_thread():
+    model, progress = Model(), Progress(steps=3)
+    progress.watch(model)
+
+    def call(time, latents):
+        model(torch.tensor([latents]), torch.tensor([time]), A)
+
+    call(900.0, 1)
+    assert "another thread has begun one" in elsewhere(call, 700.0, 2)
+    call(700.0, 1)
+    assert elsewhere(call, 900.0, 2) is None  # a run of its own
+    with pytest.raises(InputError, match="timestep 500 in the middle of a run, and another thread"):
+        call(500.0, 1)
+    elsewhere(progress.restart)
+    with pytest.raises(InputError, match="timestep 500 in the middle of a run, and another thread"):
+        call(500.0, 1)  # not the first call of a run
+    call(900.0, 1)
+    assert (progress.place.run, progress.place.step) == (2, 0)
+    for time in (700.0, 500.0):
+        call(time, 1)
+    assert elsewhere(call, 900.0, 2) is None
+    progress.restart()
+    call(500.0, 3)  # the last run here was over
+    assert progress.place.step == 0
+
+
+def test_a_call_in_whose_time_another_run_begins_has_no_place():
+    model, progress = Model(), Progress()
+    progress.watch(model)
+    model(torch.ones(1), torch.tensor([900.0]), A)
+    assert progress.placed() == progress.place
+    assert "another run has begun" in elsewhere(progress.placed)
+    progress.restart()
+    with pytest.raises(InputError, match="outside its transformer, or another run has begun"):
+        progress.placed()
+
+
 @pytest.mark.parametrize(
     ("calls", "steps", "message"),
     [

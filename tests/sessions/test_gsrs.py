@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import threading
 import warnings
 
 import numpy as np
@@ -356,6 +357,49 @@ def test_a_text_block_can_be_forced():
 
 
 # --- what is refused -------------------------------------------------------------------------
+
+
+def elsewhere(function):
+    """In another thread, to its end."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_a_run_that_another_thread_cuts_off_does_not_go_on_in_its():
+    mine, others = run_inputs(1), run_inputs(2)
+    session = GsrsSession(SEARCH, SHARES, steps=STEPS, **OPTIONS)
+
+    def run(inputs, steps):
+        session.reset()
+        return [session.attend(step, 0, *inputs(step)) for step in range(steps)]
+
+    wanted = run(mine, STEPS)
+    elsewhere(lambda: run(others, STEPS))  # one after the other
+    run(mine, 3)
+    elsewhere(lambda: run(others, 3))
+    with pytest.raises(InputError, match="another thread reset the session in the middle of this"):
+        session.attend(3, 0, *mine(3))
+    assert all(torch.equal(*pair) for pair in zip(run(mine, STEPS), wanted, strict=True))
+
+
+def test_a_call_during_which_another_thread_resets_is_refused():
+    inputs, meanwhile = run_inputs(1), []
+
+    def full(q, k, v):
+        if meanwhile:
+            elsewhere(meanwhile.pop())
+        return v
+
+    session = GsrsSession((3,), (0.5,), steps=STEPS, full_attention=full, **OPTIONS)
+    session.attend(0, 0, *inputs(0))
+    for others in (lambda: session.attend(1, 0, *inputs(1)), session.reset):
+        meanwhile.append(others)
+        with pytest.raises(InputError, match="another thread called or reset the session during"):
+            session.attend(1, 0, *inputs(1))
+        session.reset()
+        session.attend(0, 0, *inputs(0))
+    assert session.statistics.full == 1
 
 
 @pytest.mark.parametrize(

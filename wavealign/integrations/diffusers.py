@@ -32,7 +32,8 @@ from wavealign.integrations.mask_functions import (
 )
 from wavealign.integrations.models import MODELS, self_attentions
 from wavealign.integrations.padding import Lengths, Padding
-from wavealign.integrations.progress import Place, ThreadProgress
+from wavealign.integrations.progress import ThreadProgress
+from wavealign.integrations.watch import Place
 from wavealign.numbers import whole_number
 from wavealign.sessions import SESSIONS
 from wavealign.sessions.rule import spread_nan
@@ -86,9 +87,7 @@ class _MaskSite(Site):
 
     def _kept(self, device: torch.device, *of: object) -> list[torch.Tensor]:
         """What this run's last steps kept for branch, grid and these sizes; nothing else stays."""
-        place = self.progress.place
-        if place is None:
-            raise InputError("an attention layer was called outside its transformer.")
+        place = self.progress.placed()
         lane = self.kept.here(device)
         for key, kept in list(lane.items()):
             if kept.made.run != place.run or place.step - kept.made.step >= self.mask_every:
@@ -158,13 +157,18 @@ def enable(
             mask_every, isinstance(method, str),
         )  # fmt: skip
 
-    put_sites(transformer, site)
-    if mask_every > 1:
-        progress.watch(transformer)
+    put_sites(transformer, site, lambda: progress.watch(transformer) if mask_every > 1 else None)
 
 
-def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) -> None:
-    """Put under every self-attention what `site` makes of the layer's number and its processor.
+def put_sites(
+    transformer: torch.nn.Module, site: Callable[[int, Any], Site], begin: Callable[[], None]
+) -> None:
+    """Put a site under every self-attention, or under none.
+
+    Args:
+        transformer: that isn't enabled.
+        site: makes one of the layer's number and its processor.
+        begin: what else there is to do, last.
 
     Raises:
         InputError: another model, or one that is enabled already.
@@ -176,11 +180,16 @@ def put_sites(transformer: torch.nn.Module, site: Callable[[int, Any], Site]) ->
     refuse_parallel(transformer)
     home = importlib.import_module(_TRANSFORMERS + MODELS[name]).__name__
     made = [SiteProcessor(site(i, m.processor), home) for i, m in enumerate(modules)]
-    setattr(transformer, _PLACED, made)
-    made[0].watch(transformer.register_forward_pre_hook(refuse_parallel))
-    for module, processor in zip(modules, made, strict=True):
-        module.processor = processor
-        processor.hold()
+    try:
+        setattr(transformer, _PLACED, made)
+        made[0].watch(transformer.register_forward_pre_hook(refuse_parallel))
+        for module, processor in zip(modules, made, strict=True):
+            module.processor = processor
+            processor.hold()
+        begin()
+    except BaseException:
+        _take_off(transformer, modules, made)
+        raise
 
 
 def disable(transformer: torch.nn.Module) -> None:
@@ -194,12 +203,22 @@ def disable(transformer: torch.nn.Module) -> None:
     modules, placed = _attentions(transformer), getattr(transformer, _PLACED, None)
     if placed is None:
         raise InputError(f"this {type(transformer).__name__} isn't enabled.")
+    try:
+        _take_off(transformer, modules, placed)
+    except BaseException:  # Ctrl-C: not by halves
+        _take_off(transformer, modules, placed)
+        raise
+
+
+def _take_off(
+    transformer: torch.nn.Module, modules: list[Any], placed: list[SiteProcessor]
+) -> None:
     for processor in placed:
         processor.remove()
     for module in modules:
         if module.processor in placed:
             module.processor = module.processor.original
-    delattr(transformer, _PLACED)
+    vars(transformer).pop(_PLACED, None)
 
 
 def restart(transformer: torch.nn.Module) -> None:

@@ -64,8 +64,8 @@ class _Run:
 
     def _begin_run(self, grid: TokenGrid | None) -> None:
         if self.session is None or grid != self.grid:
-            self.grid = grid
-            self.session = make_session(self.name, grid=grid, **self.options)
+            session = make_session(self.name, grid=grid, **self.options)
+            self.session, self.grid = session, grid
         self.session.reset()
 
 
@@ -78,9 +78,9 @@ class _SessionSite(Site):
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths
     ) -> torch.Tensor:
-        run, session, place = self.run, self.run.session, self.progress.place
-        if session is None or place is None:
-            raise InputError("an attention layer was called outside its transformer.")
+        run, place = self.run, self.progress.placed()
+        session = run.session
+        assert session is not None
         alone = len(lengths.parts()) == 1
 
         def one(i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -129,9 +129,9 @@ def enable_session(
     make_session(method, grid=TokenGrid(1, 1, 1), **options)
     run, padding = _Run(method, options, Progress(steps)), Padding()
     put_sites(
-        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, i, run)
-    )
-    run.progress.watch(transformer, run.begin_call)
+        transformer, lambda i, own: _SessionSite(own, min_tokens, padding, run.progress, i, run),
+        lambda: run.progress.watch(transformer, run.begin_call),
+    )  # fmt: skip
 
 
 def refuse_cache(transformer: torch.nn.Module) -> None:

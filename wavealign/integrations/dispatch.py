@@ -24,7 +24,7 @@ from torch.utils._device import DeviceContext
 from wavealign._locks import ForkSafeLock
 from wavealign.errors import InputError
 from wavealign.integrations.padding import Lengths, Padding
-from wavealign.integrations.progress import Watch
+from wavealign.integrations.watch import Watch
 from wavealign.numbers import whole_number
 
 DISPATCH = "dispatch_attention_fn"
@@ -268,13 +268,14 @@ class SiteProcessor:
                 # HunyuanVideo 1.5 makes a mask of tokens x tokens of it in every layer, gigabytes
                 # that nothing reads now. On this device it is a shape without memory.
                 attention_mask = torch.empty_like(attention_mask, device="meta")
-        token = _active.set(call)
-        try:
+        before = _active.get()
+        try:  # Ctrl-C may come right behind `set`, which must not outlast this call
+            _active.set(call)
             out = site.original(
                 attn, hidden_states, encoder_hidden_states, attention_mask, *rest, **named
             )
         finally:
-            _active.reset(token)
+            _active.set(before)
         if call is not None and not call.attended:
             raise InputError(
                 f"{type(site.original).__name__} attended without {self._module}.{DISPATCH}, so "

@@ -8,17 +8,18 @@ next step, a higher one another run. At an equal one the text tells branches of 
   whose timestep was rounded to the same value; after the first step 16 bits alone are enough;
 - else, at the first step, latents far from those are another run: the one before was broken off.
 
-What this leaves open is refused, as is a first step of 16 bits that comes again with latents far
-from its own, unless the run's beginning was announced.
+After a call that was broken off, the same text is that call again; at the first step another one is
+another run. What this leaves open is refused, as is a first step of 16 bits that comes again with
+latents far from its own, unless the run's beginning was announced, and a run that another thread
+goes on with. A call that is refused leaves everything as it was.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,12 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from wavealign._locks import ForkSafeLock
-from wavealign.attention.lanes import capturing
 from wavealign.errors import InputError
 from wavealign.integrations.fingerprints import Latents, digest_places, digest_text
+from wavealign.integrations.watch import Began, Place, Watch, captures
 
-# Told a model and the arguments of a call.
-Began = Callable[[nn.Module, dict[str, Any]], None]
 _SHORT = (torch.bfloat16, torch.float16)
 _MOST_ALIKE = 4  # calls of a first step with one text and the same latents
 # Between steps of one rounded timestep latents move by 0.01 of their norm (0.1 where a scheduler
@@ -41,74 +40,15 @@ _ANEW = "a new run: restart(transformer), or another capture"
 _beginning = ForkSafeLock()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Of a call, all counted from 0: the run, its step, the guidance's branch, the step's call.
-
-    Attributes:
-        tokens: tells apart where tokens lie in the video; as many may lie in another grid.
-    """
-
-    run: int
-    step: int
-    branch: int
-    call: int
-    tokens: str = ""
-
-
 _Called = tuple[tuple[str, int], Latents]
 """A branch, which is a text and which call with it of a step, and the latents of its last call."""
-
-
-class Watch:
-    """Hooks on calls of models."""
-
-    _hooks: list[Any]
-
-    def watch(self, model: nn.Module, began: Began | None = None) -> None:
-        """Follow a model's calls, and tell `began` the arguments of each once its place is known.
-
-        Several models that are watched share their runs.
-        """
-        begin = functools.partial(self._begin_call, began)
-        self._hooks += [
-            model.register_forward_pre_hook(begin, with_kwargs=True),
-            model.register_forward_hook(self._end_call),
-        ]
-
-    def keep(self, hook: Any) -> None:
-        """Let another hook go with these."""
-        self._hooks.append(hook)
-
-    def close(self) -> None:
-        """Watch no more."""
-        for hook in self._hooks:
-            hook.remove()
-
-    @property
-    def place(self) -> Place | None:
-        """Of the call at hand; None before the first."""
-        raise NotImplementedError
-
-    def restart(self) -> None:
-        """Take the next call as the first of a run, and any that hasn't ended as broken off.
-
-        Where threads have runs of their own it is this thread's.
-        """
-        raise NotImplementedError
-
-    def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
-        raise NotImplementedError
-
-    def _end_call(self, *_: Any) -> None:
-        raise NotImplementedError
 
 
 @dataclass
 class Progress(Watch):
     """The place of the call at hand, of runs that are one after the other.
 
-    A thread's call is refused while another's hasn't ended.
+    A thread's call is refused while another's hasn't ended, and in the middle of another's run.
 
     Attributes:
         steps: of a run, where that is known.
@@ -125,16 +65,33 @@ class Progress(Watch):
     timestep: float = 0.0
     _run: int = -1
     _running: bool = False  # a call that began and didn't end
-    _thread: int = 0  # that began it
+    _thread: int = 0  # of the call and of the run
     _first: float = 0.0
     _branches: dict[tuple[str, int], Latents] = field(default_factory=dict)
-    _called: list[tuple[str, int]] = field(default_factory=list)
+    _called: tuple[tuple[str, int], ...] = ()
     _left: tuple[dict[tuple[str, int], Latents], float] = ({}, 0.0)  # of the run before
+    # Threads in whose run another one began its own, and the first timestep of theirs.
+    _cut_off: dict[int, float] = field(default_factory=dict)
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
     def restart(self) -> None:
         """See `Watch.restart`."""
-        self.place, self.announced, self._running = None, True, False
+        with _beginning.lock:
+            self._cut_off = self._now_cut_off(vars(self))
+            self.place, self.announced, self._running = None, True, False
+
+    def placed(self) -> Place:
+        """See `Watch.placed`.
+
+        Raises:
+            InputError: see there.
+        """
+        if self.place is None or self._thread != threading.get_ident():
+            raise InputError(
+                "an attention layer was called outside its transformer, or another run has begun "
+                "while it was; expected one run at a time."
+            )
+        return self.place
 
     def begin(self, given: dict[str, Any]) -> None:
         """Find the place of a call.
@@ -155,10 +112,16 @@ class Progress(Watch):
 
     def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: Latents) -> None:
         here, before = self.place, self.timestep
-        if here is None or (self.interrupted and here.step == here.call == 0):
+        if here is None:
             return self._start(value, text, latents)
-        if self.interrupted and value == before and self._called[-1][0] == text:
-            return None  # the call that was broken off, again
+        if self.interrupted:
+            last = self._called[-1]
+            again = value == before and last[0] == text
+            again = again and (here.step > 0 or latents.digest == self._branches[last].digest)
+            if here.step == 0 and (here.call == 0 or (value >= before and not again)):
+                return self._start(value, text, latents)
+            if again:
+                return None
         if value > before:
             ended = self.steps is not None and here.step + 1 >= self.steps
             if not ended and (here.step == 0 or (self.steps is not None and value < self._first)):
@@ -210,7 +173,7 @@ class Progress(Watch):
         self._run, self._first, self.timestep = self._run + 1, value, value
         # Another text of this run may have passed for a branch of the one before.
         self._branches = {b: last for b, last in mine if last.digest == latents.digest}
-        self._called = list(self._branches)
+        self._called = tuple(self._branches)
         self.announced = self.announced and self.place is None
         self._enter(0, (text, 0), latents)
 
@@ -224,7 +187,7 @@ class Progress(Watch):
             )
         if step == 1:
             self._refuse_two_runs(value, text, latents)
-        self._called, self.timestep = [], value
+        self._called, self.timestep = (), value
         self._enter(step, (text, 0), latents)
 
     def _refuse_two_runs(self, value: float, text: str, latents: Latents) -> None:
@@ -242,31 +205,52 @@ class Progress(Watch):
             )
 
     def _enter(self, step: int, branch: tuple[str, int], latents: Latents) -> None:
-        self._branches[branch] = latents
+        self._branches = {**self._branches, branch: latents}
         number = list(self._branches).index(branch)
         self.place = Place(self._run, step, number, len(self._called))
-        self._called.append(branch)
+        self._called = (*self._called, branch)
 
-    @torch.compiler.disable
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
-        if _captures(given, named):
+        if captures(given, named):
             raise InputError(
                 "the transformer is captured in a CUDA graph, and steps are counted on the host; "
                 "expected a call outside of a capture."
             )
-        with _beginning.lock:
-            self._refuse_others()
-            before = self._running, self._thread
-            self._running, self._thread = True, threading.get_ident()
+        before: dict[str, Any] = {}
         try:
-            self.interrupted = before[0]
+            with _beginning.lock:
+                self._refuse_others()
+                before = vars(self).copy()
+                self._running, self._thread = True, threading.get_ident()
+            self.interrupted = before["_running"]
             bound = inspect.signature(type(model).forward).bind_partial(model, *given, **named)
             self.begin(bound.arguments)
+            began_run = self._run != before["_run"]
+            cut_off = self.timestep < self._cut_off.get(self._thread, -math.inf)
+            if cut_off or (self._thread != before["_thread"] and not began_run):
+                raise InputError(
+                    f"timestep {self.timestep:g} in the middle of a run, and another thread has "
+                    "begun one; expected all calls of a run from one thread, and a transformer for "
+                    f"each run that goes on at the same time, or {_ANEW}."
+                )
+            if began_run:
+                self._cut_off = self._now_cut_off(before)
             if began is not None:
                 began(model, bound.arguments)
         except BaseException:
-            self._running, self._thread = before
+            with _beginning.lock:
+                if self._running and self._thread == threading.get_ident():
+                    vars(self).update(before)
             raise
+
+    def _now_cut_off(self, before: dict[str, Any]) -> dict[int, float]:
+        """Who is, with a run that this thread begins after such a state."""
+        here, found = before["place"], dict(before["_cut_off"])
+        last = here is not None and self.steps is not None and here.step + 1 >= self.steps
+        if here is not None and not (last and len(before["_called"]) >= len(before["_branches"])):
+            found[before["_thread"]] = before["_first"]
+        found.pop(threading.get_ident(), None)
+        return found
 
     def _refuse_others(self) -> None:
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
@@ -278,7 +262,8 @@ class Progress(Watch):
             )
 
     def _end_call(self, *_: Any) -> None:
-        self._running = False
+        with _beginning.lock:
+            self._running = self._running and self._thread != threading.get_ident()
 
 
 class ThreadProgress(Watch):
@@ -303,6 +288,10 @@ class ThreadProgress(Watch):
         """Of this thread's call at hand; None before its first."""
         return self._here().place
 
+    def placed(self) -> Place:
+        """See `Watch.placed`."""
+        return self._here().placed()
+
     def restart(self) -> None:
         """See `Watch.restart`."""
         self._here().restart()
@@ -311,16 +300,10 @@ class ThreadProgress(Watch):
         own: dict[str, Progress] = self._own.__dict__
         return own.setdefault("progress", Progress())
 
-    @torch.compiler.disable
     def _begin_call(self, began: Began | None, model: nn.Module, given: Any, named: Any) -> None:
-        if not _captures(given, named):
+        if not captures(given, named):
             self._here()._begin_call(began, model, given, named)
 
     @torch.compiler.disable
     def _end_call(self, *_: Any) -> None:
         self._here()._end_call()
-
-
-def _captures(given: Any, named: Any) -> bool:
-    tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
-    return any(capturing(device) for device in {x.device for x in tensors})

@@ -24,7 +24,8 @@ class LayerState:
         signature: of its calls.
         order: of the tokens.
         prepared: what its plans have in common.
-        next_step: the one that is expected.
+        next_step: the one that is expected; 0 only before the first call has ended.
+        thread: of the last call.
         memory: the rule's; candidates as packed bits.
         plan: of the blocks in use; None before the first search.
         keep: these blocks, packed.
@@ -35,6 +36,7 @@ class LayerState:
     order: TokenOrder
     prepared: Prepared
     next_step: int = 0
+    thread: int = 0
     memory: Memory = dataclasses.field(default_factory=Memory)
     plan: Plan | None = None
     keep: torch.Tensor | None = None

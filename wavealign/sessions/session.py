@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 
 import torch
 
 from wavealign._devices import on_device
+from wavealign._locks import ForkSafeLock
 from wavealign.attention.call import attend as attend_by_plan
 from wavealign.attention.dense import attend_dense
 from wavealign.attention.inputs import Sequences, mask_sizes
@@ -33,6 +35,7 @@ from wavealign.sim.power import REGIMES
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FullAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_storing = ForkSafeLock()  # what sessions know of layers
 
 _MOST_TEXTS = 16  # lengths of text whose token orders are remembered; the oldest goes
 
@@ -42,7 +45,7 @@ class Session:
 
     A call that raises leaves the session as it was: the same call can be made again with other
     inputs, or `reset` begins anew. Calls come one at a time, on one stream: layers share the
-    buffers that plans are made in.
+    buffers that plans are made in. A thread in whose run another thread calls or resets is refused.
 
     Memory for each layer and branch, in a batch of B and lists up to w blocks: ``4·B·H·M·(w + 4)``
     bytes for the schedule, ``B·H·M·N / 8`` for each of the mask and the candidates, and ``4·B·H·L``
@@ -101,6 +104,7 @@ class Session:
         self._full = full_attention or functools.partial(attend_dense, backend=backend)
         self._planners = Planners()
         self._states: dict[tuple[int, str], LayerState] = {}
+        self._cut_off: set[int] = set()  # threads in whose run another one began its own
         self._tally = Tally()
 
     @property
@@ -115,8 +119,12 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything: the next step of every layer is 0."""
-        self._states.clear()
-        self._tally = Tally()
+        with _storing.lock:
+            unfinished = [s for s in self._states.values() if s.next_step < self.rule.steps]
+            self._cut_off |= {state.thread for state in unfinished}
+            self._cut_off.discard(threading.get_ident())
+            self._states.clear()
+            self._tally = Tally()
 
     def mask(self, layer: int, branch: str = "cond") -> torch.Tensor:
         """The blocks in use, bool ``[B, H, M, N]`` in the session's token order.
@@ -179,7 +187,7 @@ class Session:
         self, state: LayerState, step: int, layer: int, branch: str, qkv: QKV
     ) -> torch.Tensor:
         """The step of a layer whose call was checked."""
-        action = self.rule.action(step)
+        before, action = state, self.rule.action(step)
         watch, device = self._tally.watch, qkv[0].device
         records = None
         if action == "full":
@@ -203,16 +211,29 @@ class Session:
             policies = tuple(dict.fromkeys(state.plan.policies)) if state.plan is not None else ()
             density = found.keep.mean(dtype=torch.float32)
             records = (step, layer, branch, density, evaluated, policies)
-        self._states[layer, branch] = dataclasses.replace(state, next_step=step + 1)
-        self._tally.calls[action] += 1
-        if records is not None:
-            self._tally.searches.append(records)
-            self._tally.plans += bool(records[-1])
+        with _storing.lock:
+            if self._states.get((layer, branch)) is not (before if before.next_step else None):
+                raise InputError(
+                    f"layer {layer}, branch '{branch}', step {step}: another thread called or "
+                    "reset the session during this call; expected a session for each run."
+                )
+            self._tally.calls[action] += 1
+            if records is not None:
+                self._tally.searches.append(records)
+                self._tally.plans += bool(records[-1])
+            self._states[layer, branch] = dataclasses.replace(
+                state, next_step=step + 1, thread=threading.get_ident()
+            )
         return out
 
     def _state(self, step: int, layer: int, branch: str, qkv: QKV, text_tokens: int) -> LayerState:
         """The layer's past, if this call goes on from it."""
         where, state = f"layer {layer}, branch '{branch}'", self._states.get((layer, branch))
+        if threading.get_ident() in self._cut_off:
+            raise InputError(
+                f"{where}, step {step}: another thread reset the session in the middle of this "
+                "thread's run; expected a session for each run, or reset() before the next one."
+            )
         check_step(where, step, state, self.rule.steps)
         sequences, (q, k, _) = Sequences.check(*qkv, "bshd"), qkv
         if k.shape != q.shape:
