@@ -5,6 +5,7 @@ import copy
 import gc
 import itertools
 import sys
+import threading
 import types
 
 import pytest
@@ -22,7 +23,7 @@ from wavealign.integrations import diffusers as integration  # noqa: E402
 from wavealign.integrations import dispatch  # noqa: E402
 from wavealign.integrations.capture import Wanted, capture_qk  # noqa: E402
 from wavealign.integrations.padding import Lengths  # noqa: E402
-from wavealign.integrations.progress import Place  # noqa: E402
+from wavealign.integrations.watch import Place  # noqa: E402
 from wavealign.methods import METHODS, params  # noqa: E402
 
 CPU = {"profile": "h200", "backend": "reference"}
@@ -434,7 +435,8 @@ def test_a_kept_mask_hides_no_nan(which, kv_heads):
     integration.enable(model, "exact", params=p, mask_every=2, policy="lockstep", **CPU)
     site = next(integration.sites_of(model, integration.Site))
     for step in range(2):
-        site.progress._here().place = Place(0, step, 0, 0)
+        here = site.progress._here()
+        here.place, here._thread = Place(0, step, 0, 0), threading.get_ident()
         q, k, v = (3 * torch.randn(2, 60, n, 12) for n in (2, kv_heads, kv_heads))
         if step:
             (q, k, v)[which][1, 33, 0, 3] = float("nan")
