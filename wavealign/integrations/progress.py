@@ -104,11 +104,18 @@ class Progress(Watch):
             raise InputError("the transformer was called without a timestep, which tells steps.")
         # Of tokens that are given (image to video) it is 0 all along.
         value = float(timestep.max() if isinstance(timestep, Tensor) else timestep)
-        text = digest_text(given)
+        text, tokens = digest_text(given), digest_places(given)
         early = self.place is None or self.place.step == 0 or value > self.timestep
-        self._move(value, text, getattr(timestep, "dtype", None), Latents.of(latents, early))
-        assert self.place is not None
-        self.place = replace(self.place, tokens=digest_places(given))  # another for each call
+        known = Latents.of(latents, early)
+        with _beginning.lock:
+            if not self._running or self._thread != threading.get_ident():
+                raise InputError(
+                    "this call of the transformer was said to be broken off, and went on; expected "
+                    f"its end before {_ANEW}."
+                )
+            self._move(value, text, getattr(timestep, "dtype", None), known)
+            assert self.place is not None
+            self.place = replace(self.place, tokens=tokens)  # another for each call
 
     def _move(self, value: float, text: str, dtype: torch.dtype | None, latents: Latents) -> None:
         here, before = self.place, self.timestep
