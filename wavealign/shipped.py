@@ -52,5 +52,5 @@ def read_profile(
         raise InputError(f"{name}: is not TOML ({problem}).") from problem
     except KeyError as problem:
         raise InputError(f"{name}: has no {problem}; expected a complete profile.") from problem
-    except (TypeError, ValueError, AttributeError) as problem:
+    except (TypeError, ValueError, AttributeError, OverflowError) as problem:
         raise InputError(f"{name}: {problem}") from problem
